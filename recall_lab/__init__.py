@@ -1,0 +1,1 @@
+"""recall_lab: find out what an attention mechanism can remember."""

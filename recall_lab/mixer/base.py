@@ -1,0 +1,191 @@
+"""What a mixer is: the part of a block that carries information from one token to another.
+
+The base holds what all mechanisms share (projections, short convolution, norms, output gate); a mechanism adds
+its mathematics as `parallel` and `recurrence`, which depend on nothing but their arguments and the mechanism's
+own options. Everything else follows from those two.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Mixer(nn.Module, ABC):
+    """y = o_proj(gate(norm(mechanism(q, k, v, gates)))), with q, k, v projected from x and convolved.
+
+    A mechanism is a subclass, itself a dataclass declared like this one, that adds its options as fields and its
+    own weights in `__post_init__` (after calling the base's).
+    """
+
+    d_model: int
+    heads: int = 1
+    d_key: int | None = None
+    """Width of a key, of each head; d_model / heads where none is given."""
+    d_value: int | None = None
+    """Width of a value, of each head; d_model / heads where none is given."""
+    short_conv: int = 4
+    """Width of the causal depthwise convolution over q, k and v; 0 for none."""
+    conv_activation: bool = False
+    """SiLU behind the short convolution (or, where that is 0, on the projections)."""
+    qk_norm: bool = False
+    """q and k scaled to unit length (l2) before the mechanism sees them."""
+    output_norm: bool = False
+    """RMS norm of each head's output."""
+    output_gate: bool = False
+    """o ⊙ SiLU(g_proj x)."""
+
+    linear_in_v: ClassVar[bool] = True
+    """Whether o = A v for weights A that do not depend on v."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        for name in ("d_key", "d_value"):
+            if getattr(self, name) is None:
+                if self.d_model % self.heads:
+                    raise ValueError(
+                        f"d_model={self.d_model} is not divisible by heads={self.heads}; give {name} yourself, "
+                        "or choose heads that divide d_model"
+                    )
+                setattr(self, name, self.d_model // self.heads)
+        for name, least in dict(d_model=1, heads=1, d_key=1, d_value=1, short_conv=0).items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: a whole number of at least {least}")
+        keys, values = self.heads * self.d_key, self.heads * self.d_value
+        self.q_proj = nn.Linear(self.d_model, keys, bias=False)
+        self.k_proj = nn.Linear(self.d_model, keys, bias=False)
+        self.v_proj = nn.Linear(self.d_model, values, bias=False)
+        self.o_proj = nn.Linear(values, self.d_model, bias=False)
+        self.conv = ShortConv(2 * keys + values, self.short_conv) if self.short_conv else None
+        self.norm = nn.RMSNorm(self.d_value, eps=1e-5) if self.output_norm else None
+        self.g_proj = nn.Linear(self.d_model, values, bias=False) if self.output_gate else None
+
+    # The mechanism: pure functions of (q, k, v, gates), all b h t d.
+
+    def gates(self, x: Hidden) -> Gates:
+        """What the mechanism draws from x besides q, k and v: name → b h t (…)."""
+        return {}
+
+    @abstractmethod
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
+        """All places at once: the outputs (b h t v) and the memory behind the last place.
+
+        `memory` is what an earlier segment left (None: nothing yet); any width of v is accepted.
+        """
+
+    @abstractmethod
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+        """One place (t = 1) from the memory of the place before: the definition `parallel` must equal."""
+
+    @abstractmethod
+    def empty(self, q: Query, v: Value) -> State:
+        """The memory before the first place, for tensors of q's and v's batch, widths, type and device."""
+
+    # What follows from it.
+
+    def recurrent(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
+        """`parallel` by stepping `recurrence` through time: slow, and right by definition."""
+        memory = self.empty(q, v) if memory is None else memory
+        outputs = []
+        for t in range(q.shape[2]):
+            here = slice(t, t + 1)
+            gate = {name: value[:, :, here] for name, value in gates.items()}
+            o, memory = self.recurrence(q[:, :, here], k[:, :, here], v[:, :, here], gate, memory)
+            outputs.append(o)
+        return torch.cat(outputs, dim=2), memory
+
+    def effective_attention(self, q: Query, k: Query, gates: Gates) -> Attention:
+        """A (b h t s) with o = A v: the mechanism run on the identity in place of v.
+
+        Raises TypeError for a mechanism that is not linear in v.
+        """
+        if not self.linear_in_v:
+            raise TypeError(f"{type(self).__name__} is not linear in v: it has no effective attention, only an influence")
+        b, h, t, _ = q.shape
+        identity = torch.eye(t, dtype=q.dtype, device=q.device).expand(b, h, t, t)
+        return self.parallel(q, k, identity, gates)[0]
+
+    def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
+        """q, k, v and gates of x, and the short convolution's part of the new state."""
+        qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
+        carried: State = {}
+        if self.conv is not None:
+            mixed, carried["conv"] = self.conv(torch.cat(qkv, dim=-1), None if state is None else state["conv"])
+            qkv = mixed.split([part.shape[-1] for part in qkv], dim=-1)
+        if self.conv_activation:
+            qkv = [F.silu(part) for part in qkv]
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
+        if self.qk_norm:
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        return q, k, v, self.gates(x), carried
+
+    def emit(self, o: Value, x: Hidden) -> Hidden:
+        """From the mechanism's outputs back to the width of the model: norm, gate, o_proj."""
+        if self.norm is not None:
+            o = self.norm(o)
+        o = o.transpose(1, 2).flatten(2)
+        if self.g_proj is not None:
+            o = o * F.silu(self.g_proj(x))
+        return self.o_proj(o)
+
+    def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
+        """The whole segment x at once, continuing from `state`; also the state it leaves."""
+        q, k, v, gates, carried = self.project(x, state)
+        memory = None if state is None else {name: part for name, part in state.items() if name != "conv"}
+        o, memory = self.parallel(q, k, v, gates, memory)
+        return self.emit(o, x), memory | carried
+
+    def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
+        """One token (t = 1), from the state the token before left: what decoding runs."""
+        q, k, v, gates, carried = self.project(x, state)
+        memory = {name: part for name, part in state.items() if name != "conv"}
+        o, memory = self.recurrence(q, k, v, gates, memory)
+        return self.emit(o, x), memory | carried
+
+    def initial_state(self, batch: int = 1) -> State:
+        """The state before the first token, on the weights' device and in their type."""
+        x = self.q_proj.weight.new_zeros(batch, 1, self.d_model)
+        q = x.new_zeros(batch, self.heads, 1, self.d_key)
+        state = self.empty(q, x.new_zeros(batch, self.heads, 1, self.d_value))
+        return state if self.conv is None else state | {"conv": self.conv.empty(x)}
+
+    @torch.no_grad()
+    def state_size(self, length: int) -> tuple[int, int]:
+        """(elements, bytes) carried from place `length` to the next, for one sequence.
+
+        Counted on the state that `step` hands on, short-convolution cache included; nothing is derived.
+        """
+        x = self.q_proj.weight.new_zeros(1, length, self.d_model)
+        state = self.initial_state()
+        if length > 1:
+            _, state = self.forward(x[:, 1:], state)
+        _, state = self.step(x[:, :1], state)
+        return sum(p.numel() for p in state.values()), sum(p.numel() * p.element_size() for p in state.values())
+
+
+class ShortConv(nn.Module):
+    """Causal depthwise convolution over time: y_t = Σ_j w_j ⊙ x_{t−width+1+j}, the past being part of the state."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight = nn.Parameter(torch.empty(channels, 1, width))
+        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
+
+    def empty(self, x: Tensor) -> Tensor:
+        """The cache before the first token: width − 1 zeros a channel (b c w−1)."""
+        return x.new_zeros(x.shape[0], self.weight.shape[0], self.width - 1)
+
+    def forward(self, x: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (b t c) and the width − 1 inputs before it → y (b t c) and the last width − 1 inputs."""
+        cache = self.empty(x) if cache is None else cache
+        padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
+        y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
+        return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]
