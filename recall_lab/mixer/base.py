@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
@@ -54,7 +55,7 @@ class Mixer(nn.Module, ABC):
                         "or choose heads that divide d_model"
                     )
                 setattr(self, name, self.d_model // self.heads)
-        for name, least in dict(d_model=1, heads=1, d_key=1, d_value=1, short_conv=0).items():
+        for name, least in {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}.items():
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}={value!r}: a whole number of at least {least}")
@@ -107,7 +108,9 @@ class Mixer(nn.Module, ABC):
         Raises TypeError for a mechanism that is not linear in v.
         """
         if not self.linear_in_v:
-            raise TypeError(f"{type(self).__name__} is not linear in v: it has no effective attention, only an influence")
+            raise TypeError(
+                f"{type(self).__name__} is not linear in v: it has no effective attention, only an influence"
+            )
         b, h, t, _ = q.shape
         identity = torch.eye(t, dtype=q.dtype, device=q.device).expand(b, h, t, t)
         return self.parallel(q, k, identity, gates)[0]
@@ -189,3 +192,20 @@ class ShortConv(nn.Module):
         padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
         y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
         return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one mixer saw and gave on one batch. A trained model makes one a layer, the oracle one from random
+    vectors; a probe does not know the difference."""
+
+    mixer: Mixer
+    q: Query
+    k: Query
+    v: Value
+    gates: Gates
+    o: Value
+    """The mechanism's own outputs, before norm, gate and o_proj: A v where it is linear in v."""
+    source: Int[Tensor, "b t"]
+    """For each query the place that holds its answer; IGNORE where nothing is asked."""
+    layer: int = 0
