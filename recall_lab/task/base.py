@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
@@ -97,7 +97,7 @@ class Task(ABC):
         """The role of each token in words ("key", "value", "query", "filler" …), for people to read; of a
         continuous task the role of each place (b t)."""
 
-    def at(self, **cell: Any) -> Self:
+    def at(self, **cell: Any) -> "Task":
         """The same task at another point of its grid.
 
         Raises ValueError where the task has no such parameter, or the sizes are impossible.
@@ -108,7 +108,7 @@ class Task(ABC):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
         return replace(self, **cell)
 
-    def scaled(self, factors: tuple[float, ...]) -> Iterator[dict[str, int]]:
+    def scaled(self, factors: tuple[float | int, ...]) -> Iterator[dict[str, int]]:
         """The cells at which every field of `scales` is multiplied by a factor, impossible sizes left out."""
         for factor in factors:
             sizes = {name: getattr(self, name) for name in self.scales}
@@ -127,11 +127,14 @@ def require(condition: bool, message: str) -> None:
 
 
 def whole(task: Task, **least: int) -> None:
-    """Raises ValueError unless each named field is a whole number of at least so much."""
-    for name, limit in least.items():
-        value = getattr(task, name)
+    """Raises ValueError unless each named field is a whole number of at least so much, or None where that is its
+    default."""
+    for f in fields(task):
+        value, limit = getattr(task, f.name), least.get(f.name)
+        if limit is None or value is f.default is None:
+            continue
         fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= limit
-        require(fits, f"{name}={value!r}: a whole number of at least {limit}")
+        require(fits, f"{f.name}={value!r}: a whole number of at least {limit}")
 
 
 def unscored(sequences: int, length: int) -> Int[np.ndarray, "b t"]:
@@ -198,24 +201,23 @@ def earliest(clock: np.ndarray, count: int) -> Int[np.ndarray, "rows count"]:
     return packed.astype(np.uint32).astype(np.int32)
 
 
-def alphabet(vocab: int, pairs: int, parts: int, chosen: int | None) -> int:
+def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int | None) -> int:
     """Tokens that each part of a key is chosen from, where half of the vocabulary is values: `chosen`, or as many
     as there are ids for.
 
-    Raises ValueError unless so many pairs have different keys and different values.
+    Raises ValueError unless all pairs can have different keys and different values.
     """
     ids, values = vocab // 2 - 1, vocab // 2
     size = ids // parts if chosen is None else chosen
-    need = max(size, 1) * parts
+    made = f"vocab={vocab} with key_parts={parts} of key_alphabet={size}"
     require(
-        size >= 1 and need <= ids,
-        f"key_parts={parts} of key_alphabet={size}: at least 1, and {need} ids, but vocab={vocab} has {ids} for keys",
+        size >= 1 and size * parts <= ids, f"{made}: only {ids} ids for keys, at least {max(size, 1) * parts} needed"
     )
     keys = size**parts
-    require(keys < 2**31, f"key_parts={parts} of key_alphabet={size} make {keys} keys: at most {2**31 - 1}")
+    require(keys < 2**31, f"{made} makes {keys} keys, at most {2**31 - 1}")
     require(
-        pairs <= min(keys, values),
-        f"{pairs} pairs (distractors included), but vocab={vocab} has only {keys} keys and {values} values",
+        pairs + distractors <= min(keys, values),
+        f"pairs={pairs} and distractors={distractors} but {made} has only {keys} keys and {values} values",
     )
     return size
 

@@ -55,5 +55,4 @@ class Copying(Task):
         return targets
 
     def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
-        copied = (tokens == 0).cumsum(axis=1) > 0
-        return np.where(tokens == 0, "marker", np.where(copied, "query", "value"))
+        return np.where((tokens == 0).cumsum(axis=1) > 0, "query", "value")

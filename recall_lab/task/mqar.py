@@ -41,7 +41,7 @@ class MQAR(Task):
     """How many of the pairs are asked, chosen at random; None: all."""
     distractors: int = 0
     """Further pairs that nobody asks for, each in a slot of its own among the queries."""
-    gap_exponent: float = 0.01
+    gap_exponent: float | int = 0.01
     """a: how soon a pair is asked."""
     key_parts: int = 1
     """Tokens that make a key, in as many channels of its place (tokens are then b t c): keys that share parts are
@@ -52,12 +52,10 @@ class MQAR(Task):
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole(self, vocab=4, length=1, pairs=1, distractors=0, key_parts=1)
+        whole(self, vocab=4, length=1, pairs=1, queries=1, distractors=0, key_parts=1, key_alphabet=1)
         require(self.vocab % 2 == 0, f"vocab={self.vocab}: an even number")
-        if self.queries is not None:
-            whole(self, queries=1)
-            require(self.queries <= self.pairs, f"queries={self.queries} but pairs={self.pairs}: at most one a pair")
-        alphabet(self.vocab, self.pairs + self.distractors, self.key_parts, self.key_alphabet)
+        require(self._asked <= self.pairs, f"queries={self.queries} but pairs={self.pairs}: at most one a pair")
+        alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
         need = 2 * (self.pairs + self._asked + self.distractors)
         require(
             need <= self.length,
@@ -77,7 +75,7 @@ class MQAR(Task):
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
         n, parts, values, context = self.length, self.key_parts, self.vocab // 2, 2 * self.pairs
         bound = self.pairs + self.distractors
-        letters = alphabet(self.vocab, bound, parts, self.key_alphabet)
+        letters = alphabet(self.vocab, self.pairs, self.distractors, parts, self.key_alphabet)
         weight = _slot_weight((n - context) // 2, self.gap_exponent)
         tokens = np.zeros((sequences, n, parts), dtype=np.int32)
         targets, source = unscored(sequences, n), unscored(sequences, n)

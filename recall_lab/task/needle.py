@@ -40,7 +40,7 @@ class Needle(Task):
     """repeat, noise or needles."""
     words: int = 8
     """Words of the haystack: the length of its motif, or how many its noise is drawn from."""
-    depth: float | None = None
+    depth: float | int | None = None
     """Share of the haystack before the asked needle, 0 to 1; None: anywhere, every depth equally likely."""
     keys: int = 1
     """Different keys that have a needle (multi-key)."""

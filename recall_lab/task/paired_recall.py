@@ -44,11 +44,9 @@ class PairedRecall(Task):
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole(self, vocab=4, length=1, pairs=1, distractors=0, key_parts=1)
+        whole(self, vocab=4, length=1, pairs=1, queries=1, distractors=0, key_parts=1, key_alphabet=1)
         require(self.vocab % 2 == 0, f"vocab={self.vocab}: an even number")
-        if self.queries is not None:
-            whole(self, queries=1)
-        alphabet(self.vocab, self.pairs + self.distractors, self.key_parts, self.key_alphabet)
+        alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
         need = self.pairs + self.distractors + (self.queries or 1)
         require(
             need <= self.length,
@@ -62,7 +60,7 @@ class PairedRecall(Task):
 
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
         pairs, bound, values = self.pairs, self.pairs + self.distractors, self.vocab // 2
-        letters = alphabet(self.vocab, bound, self.key_parts, self.key_alphabet)
+        letters = alphabet(self.vocab, pairs, self.distractors, self.key_parts, self.key_alphabet)
         key = spell(distinct(rng, sequences, bound, letters**self.key_parts), self.key_parts, letters)
         value = distinct(rng, sequences, bound, values) + values
         behind = self.length - pairs

@@ -67,20 +67,21 @@ class SubsetAverage(Task):
         return 1.0
 
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
-        vector = rng.standard_normal((sequences, self.points, self.dim), dtype=np.float32)
+        points, queries = self.points, self.length - self.points
+        vector = rng.standard_normal((sequences, points, self.dim), dtype=np.float32)
         vector /= np.linalg.norm(vector, axis=-1, keepdims=True)
-        index = distinct(rng, sequences, self.points, self.pool)
-        queries = self.length - self.points
-        chosen = distinct(rng, sequences * queries, self.subset, self.points)
-        chosen = chosen.reshape(sequences, queries, self.subset)
+        index = distinct(rng, sequences, points, self.pool)
+        chosen = distinct(rng, sequences * queries, self.subset, points).reshape(sequences, queries, self.subset)
+        chosen = chosen + np.arange(0, sequences * points, points)[:, None, None]
+
         tokens = np.zeros((sequences, self.length, self.width), dtype=np.float32)
-        tokens[:, : self.points, : self.dim] = vector
-        row, place = np.arange(sequences)[:, None], np.arange(self.length)
-        tokens[row, place[: self.points], self.dim + index] = 1
-        asked = place[self.points :, None]
-        tokens[row[..., None], asked, self.dim + index[row[..., None], chosen]] = 1
+        tokens[:, :points, : self.dim] = vector
+        member = np.arange(self.dim, tokens.size, self.width).reshape(sequences, self.length, 1)
+        tokens.ravel()[member[:, :points, 0] + index] = 1
+        tokens.ravel()[member[:, points:] + index.ravel()[chosen]] = 1
         targets = np.full((sequences, self.length, self.dim), IGNORE, dtype=np.float32)
-        targets[:, self.points :] = sum(vector[row, chosen[..., i]] for i in range(self.subset)) / self.subset
+        vector = vector.reshape(-1, self.dim)
+        targets[:, points:] = sum(vector.take(chosen[..., i], axis=0) for i in range(self.subset)) / self.subset
         return Batch(tokens, targets)
 
     def solve(self, tokens: Float[np.ndarray, "b t w"]) -> Float[np.ndarray, "b t v"]:
