@@ -19,7 +19,7 @@ class Batch:
 
     tokens   b t (or b t c: c channels a place, embedded and added); of a continuous task float32, b t width
     targets  b t: the class that the logits *of that same place* should predict, IGNORE elsewhere; of a continuous
-             task the float32 vector that the read-out of that place should equal, b t vocab
+             task float32, b t vocab: the vector that the read-out of that place should equal, all IGNORE elsewhere
     factors  name → b t: what a plot may split by, at the scored places; IGNORE elsewhere.
              `source` is the place in the sequence that holds the answer, wherever there is a single one.
 
@@ -37,8 +37,7 @@ class Batch:
     @property
     def scored(self) -> Bool[np.ndarray, "b t"]:
         """True where a target stands."""
-        asked = self.targets != IGNORE
-        return asked if asked.ndim == 2 else asked.any(axis=-1)
+        return (self.targets if self.targets.ndim == 2 else self.targets[..., 0]) != IGNORE
 
     @property
     def age(self) -> Int[np.ndarray, "b t"]:
@@ -170,7 +169,7 @@ def distinct(rng: np.random.Generator, rows: int, count: int, pool: int) -> Int[
         row, rank = np.nonzero(value[:, 1:] == value[:, :-1])
         repeat = packed[row, rank + 1] & (2**shift - 1)
         drawn[todo[row], repeat] = rng.integers(pool, size=row.size, dtype=np.int32)
-        todo = todo[row[np.diff(row, prepend=-1) > 0]]
+        todo = todo[np.flatnonzero(np.bincount(row))]
         part = drawn[todo]
     return drawn
 

@@ -17,6 +17,7 @@ class SubsetAverage(Task):
     a linear embedding of it is what an embedding of ids would be: one learned vector an index, added up. The first
     `points` places carry random unit vectors, each with one index of its own, drawn from the pool; every place
     behind them carries no vector and a set of `subset` of these indices, and is scored by the mean of their vectors.
+    Sets are dealt out: the points are shuffled and cut into sets, and again when they are used up.
     Softmax finds a set only where the keys allow it (a face of their convex hull): that is the point.
     No `source`: the answer stands at `subset` places. A guess that ignores the set, the mean of all points, has the
     normalised error 1 − subset/points.
@@ -36,9 +37,9 @@ class SubsetAverage(Task):
     """n: places of a sequence: the points, then the queries."""
     points: int = 32
     """Vectors to choose from."""
-    subset: int = 4
+    subset: int = 3
     """q: vectors that each query averages."""
-    dim: int = 16
+    dim: int = 8
     """Channels of a vector, and of the answer."""
     pool: int = 64
     """Indices that exist; a sequence uses `points` of them."""
@@ -69,9 +70,12 @@ class SubsetAverage(Task):
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
         points, queries = self.points, self.length - self.points
         vector = rng.standard_normal((sequences, points, self.dim), dtype=np.float32)
-        vector /= np.linalg.norm(vector, axis=-1, keepdims=True)
+        vector /= np.sqrt(np.einsum("bpd,bpd->bp", vector, vector))[..., None]
         index = distinct(rng, sequences, points, self.pool)
-        chosen = distinct(rng, sequences * queries, self.subset, points).reshape(sequences, queries, self.subset)
+        sets = points // self.subset
+        rounds = -(-queries // sets)
+        dealt = distinct(rng, sequences * rounds, points, points)[:, : sets * self.subset]
+        chosen = dealt.reshape(sequences, rounds * sets, self.subset)[:, :queries]
         chosen = chosen + np.arange(0, sequences * points, points)[:, None, None]
 
         tokens = np.zeros((sequences, self.length, self.width), dtype=np.float32)
