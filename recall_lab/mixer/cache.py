@@ -34,9 +34,14 @@ def causal(q: Query, k: Query) -> Attention:
     At least float32: a choice between tokens must not hang on how half precision rounds.
     """
     with without_autocast(q):
-        logits = full(q) @ full(k).mT * q.shape[-1] ** -0.5
+        logits = (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
     t, s = logits.shape[-2:]
-    return logits.masked_fill(torch.ones(t, s, dtype=torch.bool, device=q.device).triu(s - t + 1), -torch.inf)
+    return logits + torch.full((t, s), -torch.inf, device=q.device).triu(s - t + 1)
+
+
+def among(logits: Attention, chosen: Bool[Tensor, "b h t s"]) -> Attention:
+    """The logits of what is chosen, −∞ elsewhere: a sum, which is several times faster than filling here and there."""
+    return logits + (1 - chosen.to(logits).reciprocal())
 
 
 def weigh(logits: Attention, v: Value) -> Value:
@@ -50,7 +55,9 @@ def largest(score: Tensor, count: int) -> Bool[Tensor, "..."]:
         return torch.ones_like(score, dtype=torch.bool)
     least = score.topk(count, sorted=False).values.amin(-1, keepdim=True)
     above, level = score > least, score == least
-    return above | (level & (level.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    return above | (
+        level & (level.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, keepdim=True, dtype=torch.int32))
+    )
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

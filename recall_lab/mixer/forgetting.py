@@ -38,6 +38,8 @@ class Forgetting(Cache):
             since_memory, between, since = ones.tril() @ g, ones.tril() @ (g * ones.tril(-1)), ones.triu(1) @ g
         faded = memory["decay"][:, :, None]  # b h 1 s
         logits = causal(q, k) + torch.cat([faded + since_memory, between], dim=-1)
+        # A weight below e^−80 is nought, lest numbers too small for float32 to hold well slow every product down.
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
         decay = torch.cat([memory["decay"] + since_memory[:, :, -1], since[..., 0]], dim=-1)
         return weigh(logits, v), {"k": k, "v": v, "decay": decay}
 

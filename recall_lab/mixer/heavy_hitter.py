@@ -48,7 +48,7 @@ class HeavyHitter(Budget):
             if place + 1 >= self.budget:
                 old = place + 2 - (self.budget + 1) // 2
                 least = mass[:, :, :old].argmin(dim=-1, keepdim=True)
-                mass = mass.scatter(2, least, torch.inf)
+                mass.scatter_(2, least, torch.inf)
                 out = out.scatter(2, least, -torch.inf)
             hidden.append(out)
         return torch.stack(hidden, dim=2), mass

@@ -50,13 +50,14 @@ class Merging(Budget):
         count = count[:, :, :slots]
         joins = self.choose(k_slot.detach(), k_left.detach(), count)  # b h leaving slots, one-hot
         left = torch.ones(t, leaving, dtype=torch.bool, device=q.device).tril(leaving - t - 1)  # at place t: has left
+        gone = torch.full((t, leaving), -torch.inf, device=q.device).tril(leaving - t - 1)
 
         # The logit of a mean key is the mean of its tokens' logits, and a weight on a mean is shared by its tokens: so
         # the slots, which change from place to place, need not be laid out for every place.
         size = count[:, :, None] + left.to(count) @ joins  # b h t slots
         l_slot, l_left, l_recent = logits.split([slots, leaving, recent - 1], dim=3)
         l_mean = (count[:, :, None] * l_slot + l_left.masked_fill(~left, 0) @ joins) / size + size.log()
-        weight = torch.softmax(torch.cat([l_mean, l_left.masked_fill(left, -torch.inf), l_recent], dim=-1), dim=-1)
+        weight = torch.softmax(torch.cat([l_mean, l_left + gone, l_recent], dim=-1), dim=-1)
         w_slot, w_left, w_recent = weight.split([slots, leaving, recent - 1], dim=3)
         share = w_slot / size
         o = (share * count[:, :, None]) @ v_slot + (w_left + share @ joins.mT * left) @ v_left + w_recent @ v_recent
@@ -72,17 +73,16 @@ class Merging(Budget):
     @torch.no_grad()
     def choose(self, slot: Query, left: Query, count: Tensor) -> Tensor:
         """The slot that each token joins, one after another (b h leaving slots, one-hot)."""
-        total = slot * count[..., None]
-        onto, among = left @ total.mT, left @ left.mT
-        square = total.square().sum(-1)
+        total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)
+        onto, among = new @ total.mT, new @ new.mT
         joins = torch.zeros_like(onto)
         tiny = torch.finfo(onto.dtype).tiny
-        for e in range(left.shape[2]):
-            dot = onto[:, :, e] + (among[:, :, e, None, :e] @ joins[:, :, :e])[:, :, 0]
-            best = (dot * square.clamp(min=tiny).rsqrt()).argmax(dim=-1, keepdim=True)
-            joins[:, :, e].scatter_(2, best, 1)
-            square = square + joins[:, :, e] * (2 * dot + among[:, :, e, e, None])
-        return joins
+        square = total.square().sum(-1)[:, None].clamp(min=tiny)
+        for e, (here, row, join) in enumerate(zip(onto.split(1, 1), among.split(1, 1), joins.split(1, 1), strict=True)):
+            dot = torch.baddbmm(here, row[:, :, :e], joins[:, :e])
+            join.scatter_(2, (dot * square.rsqrt()).argmax(dim=-1, keepdim=True), 1)
+            square.addcmul_(join, torch.add(row[:, :, e, None], dot, alpha=2)).clamp_(min=tiny)
+        return joins.view(*left.shape[:3], -1)
 
     def empty(self, q: Query, v: Value) -> State:
         k = full(q)[:, :, :0]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from recall_lab.mixer.cache import Budget, largest
+from recall_lab.mixer.cache import Budget, among, largest
 from recall_lab.shapes import Attention, Query
 
 
@@ -34,7 +34,7 @@ class Paged(Budget):
         logits = super().logits(q, k)
         looked_at = largest(self.bound(q.detach(), k.detach()), self.budget // self.page)
         looked_at = looked_at.repeat_interleave(self.page, dim=-1)[..., : k.shape[2]]
-        return logits.masked_fill(~looked_at, -torch.inf)
+        return among(logits, looked_at)
 
     def bound(self, q: Query, k: Query) -> Attention:
         """Σ_c max(q_c m_c, q_c M_c) of each query and page (b h t pages), −∞ for pages that have not begun."""

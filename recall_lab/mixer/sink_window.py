@@ -33,9 +33,9 @@ class SinkWindow(Budget):
         # like places in the sequence, as far as they matter.
         logits = super().logits(q, k)
         t, s = logits.shape[-2:]
-        past = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(s - t - self.budget + self.sinks)
-        past[:, : self.sinks] = False
-        return logits.masked_fill(past, -torch.inf)
+        gone = torch.full((t, s), -torch.inf, device=q.device).tril(s - t - self.budget + self.sinks)
+        gone[:, : self.sinks] = 0
+        return logits + gone
 
     def keep(self, x: Tensor) -> Tensor:
         first = max(x.shape[2] - (self.budget - self.sinks) + 1, self.sinks)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from recall_lab.mixer.cache import Budget, largest
+from recall_lab.mixer.cache import Budget, among, largest
 from recall_lab.shapes import Attention, Query
 
 
@@ -20,4 +18,4 @@ class TopK(Budget):
 
     def logits(self, q: Query, k: Query) -> Attention:
         logits = super().logits(q, k)
-        return logits.masked_fill(~largest(logits.detach(), self.budget), -torch.inf)
+        return among(logits, largest(logits.detach(), self.budget))

@@ -21,8 +21,7 @@ class Window(Budget):
     def logits(self, q: Query, k: Query) -> Attention:
         logits = super().logits(q, k)
         t, s = logits.shape[-2:]
-        past = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(s - t - self.budget)
-        return logits.masked_fill(past, -torch.inf)
+        return logits + torch.full((t, s), -torch.inf, device=q.device).tril(s - t - self.budget)
 
     def keep(self, x: Tensor) -> Tensor:
         return x[:, :, max(x.shape[2] - self.budget + 1, 0) :]
