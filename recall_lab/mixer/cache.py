@@ -15,20 +15,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recall_lab.mixer.base import Mixer, without_autocast
 from recall_lab.mixer.matrix_memory import full
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
+CachedKey = Float[Tensor, "b h s k"]
+"""What is carried, and behind it the new places: s where t are the new ones alone."""
+CachedValue = Float[Tensor, "b h s v"]
 
-def extend(memory: State, k: Query, v: Value) -> tuple[Query, Value]:
+
+def extend(memory: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
     """The keys and values carried so far, and behind them the new ones."""
     return torch.cat([memory["k"], k], dim=2), torch.cat([memory["v"], v], dim=2)
 
 
-def causal(q: Query, k: Query) -> Attention:
+def causal(q: Query, k: CachedKey) -> Attention:
     """q_t·k_s / √d_key, −∞ where s > t; the places of q are the last ones of k.
 
     At least float32: a choice between tokens must not hang on how half precision rounds.
@@ -36,7 +40,7 @@ def causal(q: Query, k: Query) -> Attention:
     with without_autocast(q):
         logits = (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
     t, s = logits.shape[-2:]
-    return logits + torch.full((t, s), -torch.inf, device=q.device).triu(s - t + 1)
+    return logits + logits.new_full((t, s), -torch.inf).triu(s - t + 1)
 
 
 def among(logits: Attention, chosen: Bool[Tensor, "b h t s"]) -> Attention:
@@ -44,7 +48,7 @@ def among(logits: Attention, chosen: Bool[Tensor, "b h t s"]) -> Attention:
     return logits + (1 - chosen.to(logits).reciprocal())
 
 
-def weigh(logits: Attention, v: Value) -> Value:
+def weigh(logits: Attention, v: CachedValue) -> Value:
     """Σ_s softmax_s(logits) v_s."""
     return torch.softmax(logits, dim=-1).to(v.dtype) @ v
 
@@ -55,23 +59,22 @@ def largest(score: Tensor, count: int) -> Bool[Tensor, "..."]:
         return torch.ones_like(score, dtype=torch.bool)
     least = score.topk(count, sorted=False).values.amin(-1, keepdim=True)
     above, level = score > least, score == least
-    return above | (
-        level & (level.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, keepdim=True, dtype=torch.int32))
-    )
+    vacant = count - above.sum(-1, keepdim=True, dtype=torch.int32)
+    return above | (level & (level.cumsum(-1, dtype=torch.int32) <= vacant))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Cache(Mixer):
-    """A policy states its `logits` and what it may `drop`, or, where it carries more than k and v, its own `attend`."""
+    """A policy states its `logits` and what to `keep`, or, where it carries more than k and v, its own `attend`."""
 
     block: ClassVar[int] = 64
 
-    def logits(self, q: Query, k: Query) -> Attention:
+    def logits(self, q: Query, k: CachedKey) -> Attention:
         """q·k / √d_key, −∞ at places not looked at; k: what is carried, then the keys of q's own places."""
         return causal(q, k)
 
     def keep(self, x: Tensor) -> Tensor:
-        """What of the keys or values so far (b h s d) is carried on: all, unless the policy says otherwise."""
+        """What of the keys or values (b h s d) is carried on: all, unless the policy says otherwise."""
         return x
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.mixer.base import without_autocast
-from recall_lab.mixer.cache import Budget, causal, extend
+from recall_lab.mixer.cache import Budget, CachedKey, CachedValue, causal, extend
 from recall_lab.mixer.matrix_memory import full
 from recall_lab.shapes import Gates, Query, State, Value
 
@@ -36,7 +36,7 @@ class Merging(Budget):
             )
         return o.to(v.dtype), memory
 
-    def merge(self, q: Query, k: Query, v: Value, count: Tensor) -> tuple[Value, State]:
+    def merge(self, q: Query, k: CachedKey, v: CachedValue, count: Tensor) -> tuple[Value, State]:
         """`attend` on the slots of the memory (b h s d, count b h s) with the new tokens behind them."""
         logits = causal(q, k)
         t, s = logits.shape[-2:]
@@ -50,7 +50,7 @@ class Merging(Budget):
         count = count[:, :, :slots]
         joins = self.choose(k_slot.detach(), k_left.detach(), count)  # b h leaving slots, one-hot
         left = torch.ones(t, leaving, dtype=torch.bool, device=q.device).tril(leaving - t - 1)  # at place t: has left
-        gone = torch.full((t, leaving), -torch.inf, device=q.device).tril(leaving - t - 1)
+        gone = logits.new_full((t, leaving), -torch.inf).tril(leaving - t - 1)
 
         # The logit of a mean key is the mean of its tokens' logits, and a weight on a mean is shared by its tokens: so
         # the slots, which change from place to place, need not be laid out for every place.
@@ -71,7 +71,7 @@ class Merging(Budget):
         }
 
     @torch.no_grad()
-    def choose(self, slot: Query, left: Query, count: Tensor) -> Tensor:
+    def choose(self, slot: CachedKey, left: Query, count: Tensor) -> Tensor:
         """The slot that each token joins, one after another (b h leaving slots, one-hot)."""
         total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)
         onto, among = new @ total.mT, new @ new.mT

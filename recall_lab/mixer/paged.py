@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
 
-from recall_lab.mixer.cache import Budget, among, largest
+from recall_lab.mixer.cache import Budget, CachedKey, among, largest
 from recall_lab.shapes import Attention, Query
 
 
@@ -30,13 +32,13 @@ class Paged(Budget):
         if not isinstance(self.page, int) or self.page < 1 or self.budget % self.page:
             raise ValueError(f"page={self.page!r}: a whole number that divides budget={self.budget}")
 
-    def logits(self, q: Query, k: Query) -> Attention:
+    def logits(self, q: Query, k: CachedKey) -> Attention:
         logits = super().logits(q, k)
         looked_at = largest(self.bound(q.detach(), k.detach()), self.budget // self.page)
         looked_at = looked_at.repeat_interleave(self.page, dim=-1)[..., : k.shape[2]]
         return among(logits, looked_at)
 
-    def bound(self, q: Query, k: Query) -> Attention:
+    def bound(self, q: Query, k: CachedKey) -> Float[Tensor, "b h t pages"]:
         """Σ_c max(q_c m_c, q_c M_c) of each query and page (b h t pages), −∞ for pages that have not begun."""
         t, s = q.shape[2], k.shape[2]
         place = torch.arange(s - t, s, device=q.device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recall_lab.mixer.cache import Budget
+from recall_lab.mixer.cache import Budget, CachedKey
 from recall_lab.shapes import Attention, Query
 
 
@@ -28,12 +28,12 @@ class SinkWindow(Budget):
         if not isinstance(self.sinks, int) or not 0 <= self.sinks < self.budget:
             raise ValueError(f"sinks={self.sinks!r}: a whole number from 0 to budget − 1 = {self.budget - 1}")
 
-    def logits(self, q: Query, k: Query) -> Attention:
+    def logits(self, q: Query, k: CachedKey) -> Attention:
         # Once the sinks and the window lie apart, the tokens between them are gone from k as well: places in k count
         # like places in the sequence, as far as they matter.
         logits = super().logits(q, k)
         t, s = logits.shape[-2:]
-        gone = torch.full((t, s), -torch.inf, device=q.device).tril(s - t - self.budget + self.sinks)
+        gone = logits.new_full((t, s), -torch.inf).tril(s - t - self.budget + self.sinks)
         gone[:, : self.sinks] = 0
         return logits + gone
 

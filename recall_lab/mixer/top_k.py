@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from recall_lab.mixer.cache import Budget, among, largest
+from recall_lab.mixer.cache import Budget, CachedKey, among, largest
 from recall_lab.shapes import Attention, Query
 
 
@@ -16,6 +16,6 @@ class TopK(Budget):
     Source: Gupta et al., arXiv 2106.06899.
     """
 
-    def logits(self, q: Query, k: Query) -> Attention:
+    def logits(self, q: Query, k: CachedKey) -> Attention:
         logits = super().logits(q, k)
         return among(logits, largest(logits.detach(), self.budget))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recall_lab.mixer.cache import Budget
+from recall_lab.mixer.cache import Budget, CachedKey
 from recall_lab.shapes import Attention, Query
 
 
@@ -18,10 +18,10 @@ class Window(Budget):
     Source: Beltagy et al., arXiv 2004.05150.
     """
 
-    def logits(self, q: Query, k: Query) -> Attention:
+    def logits(self, q: Query, k: CachedKey) -> Attention:
         logits = super().logits(q, k)
         t, s = logits.shape[-2:]
-        return logits + torch.full((t, s), -torch.inf, device=q.device).tril(s - t - self.budget)
+        return logits + logits.new_full((t, s), -torch.inf).tril(s - t - self.budget)
 
     def keep(self, x: Tensor) -> Tensor:
         return x[:, :, max(x.shape[2] - self.budget + 1, 0) :]
