@@ -14,16 +14,19 @@ are again one batched product. Nothing is ever divided by a decay, so nothing ov
 Sources of the form: Yang et al., arXiv 2406.06484 (delta rule) and 2312.06635 (decay a channel).
 """
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from recall_lab.mixer.base import Mixer
-from recall_lab.shapes import Gates, Query, State, Value
+from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
 class Update(NamedTuple):
@@ -36,21 +39,22 @@ class Update(NamedTuple):
     log_decay: Tensor | None = None
     """g ≤ 0: b h t (one for the whole matrix) or b h t k (one a key channel); None: no decay."""
     erase_read: Tensor | None = None
-    """a, read from the decayed memory S': b h t k; None: nothing is erased.
-
-    A mechanism that reads before the decay passes a e^{−g}."""
+    """a, what the memory is read with for erasing: b h t k; None: nothing is erased."""
     erase_key: Tensor | None = None
     """b: b h t k; None: the write key."""
+    undecayed: bool = False
+    """Whether a reads S_{t−1} instead of the decayed S'."""
 
 
 def step(q: Query, update: Update, memory: Tensor) -> tuple[Value, Tensor]:
     """One place, by the definition; memory is b h k v."""
-    k, v, g, a, b = update
+    k, v, g, a, b, undecayed = update
+    before = memory
     if g is not None:
         memory = memory * (g[..., None] if g.dim() == 3 else g.mT).exp()
     write = k.mT @ v
     if a is not None:
-        write = write + (k if b is None else b).mT @ (a @ memory)
+        write = write + (k if b is None else b).mT @ (a @ (before if undecayed else memory))
     memory = memory + write
     return q @ memory, memory
 
@@ -69,7 +73,9 @@ def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 64) -> tuple[
         padding = (0, 0) * (x.dim() - 3) + (0, -length % chunk)
         return (F.pad(x, padding) if padding[-1] else x).unflatten(2, (-1, chunk))
 
-    q, k, v, g, a, b = map(fold, (q, *update))
+    q, k, v, g, a, b = map(fold, (q, *update[:5]))
+    if update.undecayed and a is not None and g is not None:
+        a = a * (-(g if g.dim() == 5 else g[..., None])).exp()
     shared = a is None or b is None
     writes = [k] if shared else [k, b]
     pair, grow, rest, total = _decays([q] if a is None else [q, a], writes, g)
@@ -137,9 +143,14 @@ def _decays(
     total = g.sum(-2, keepdim=True).exp()
     if per_channel:
         return [[_pair(x, y, g) for y in writes] for x in reads], grow, rest, total.mT
-    span = ones.tril() @ (g * ones.tril(-1))
-    weight = span.masked_fill(ones.triu(1).bool(), -torch.inf).exp()
+    weight = spans(g[..., 0]).exp()
     return [[(x @ y.mT) * weight for y in writes] for x in reads], grow, rest, total
+
+
+def spans(g: Tensor) -> Tensor:
+    """Σ_{r=s+1..t} g_r for every s ≤ t, −inf for s > t (… t → … t s), each summed over its own places."""
+    ones = g.new_ones(g.shape[-1], g.shape[-1])
+    return (ones.tril() @ (g[..., None] * ones.tril(-1))).masked_fill(ones.triu(1).bool(), -torch.inf)
 
 
 def _pair(x: Tensor, y: Tensor, g: Tensor) -> Tensor:
@@ -165,11 +176,35 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+class Decay(nn.Module):
+    """Mamba's decay: g = −e^{A_log} Δ with Δ = softplus(W x + dt_bias), an A a head, a Δ for each of `width` channels.
+
+    At the start A ~ U(0, 16) and Δ log-uniform in [1e−3, 0.1], so that some memories last a few tokens, some thousands.
+    Source: Mamba-2, Dao and Gu, arXiv 2405.21060.
+    """
+
+    def __init__(self, d_model: int, heads: int, width: int = 1) -> None:
+        super().__init__()
+        self.width = width
+        self.a_proj = nn.Linear(d_model, heads * width, bias=False)
+        self.A_log = nn.Parameter((16 * (1 - torch.rand(heads))).log())
+        dt = torch.empty(heads * width).uniform_(math.log(1e-3), math.log(0.1)).exp()
+        self.dt_bias = nn.Parameter(dt + (-torch.expm1(-dt)).log())
+
+    def forward(self, x: Hidden) -> tuple[Tensor, Tensor]:
+        """g and Δ, b h t each, or b h t k where there is more than one channel."""
+        dt = F.softplus(full(self.a_proj(x)) + self.dt_bias).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        g = -self.A_log.exp()[:, None, None] * dt
+        return (g, dt) if self.width > 1 else (g[..., 0], dt[..., 0])
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query or the shape of its memory where they differ."""
+    """A mechanism on this engine states its `update`, and its query, its output or the shape of its memory where
+    they differ."""
 
     chunk: ClassVar[int] = 64
+    """Places solved together: the fastest choice differs between mechanisms."""
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
@@ -179,16 +214,23 @@ class MatrixMemory(Mixer):
         """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
+    def output(self, o: Value, v: Value, gates: Gates) -> Value:
+        """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
+        return o
+
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
         memory = self.empty(q, v) if memory is None else memory
-        with torch.autocast(q.device.type, enabled=False):
-            o, S = chunked(self.query(full(q)), self.update(full(k), full(v), gates), memory["S"], self.chunk)
-        return o.to(v.dtype), {"S": S}
+        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, memory)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+        return self._run(step, q, k, v, gates, memory)
+
+    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
         with torch.autocast(q.device.type, enabled=False):
-            o, S = step(self.query(full(q)), self.update(full(k), full(v), gates), memory["S"])
-        return o.to(v.dtype), {"S": S}
+            gates = {name: full(gate) for name, gate in gates.items()}
+            wide = full(v)
+            o, S = form(self.query(full(q)), self.update(full(k), wide, gates), memory["S"])
+            return self.output(o, wide, gates).to(v.dtype), {"S": S}
 
     def empty(self, q: Query, v: Value) -> State:
         return {"S": full(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}
