@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from recall_lab.mixer.feature_map import feature_map
 from recall_lab.mixer.matrix_memory import MatrixMemory, Update, full
@@ -36,7 +37,7 @@ class Linear(MatrixMemory):
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
         return Update(self.k_map(k), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) if self.normalizer else v)
 
-    def output(self, o: Value, v: Value, gates: Gates) -> Value:
+    def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         return o[..., :-1] / (o[..., -1:] + 1e-10) if self.normalizer else o
 
     def empty(self, q: Query, v: Value) -> State:

@@ -77,7 +77,7 @@ class LogLinear(Mixer):
                 level = max(_level(name), lowest)
                 state[f"level_{level}"] = state[f"level_{level}"] + S if f"level_{level}" in state else S
             o = sum(
-                (scale[..., min(_level(name), self.levels - 1), None] * (q @ S) for name, S in state.items()),
+                (scale[..., min(_level(name), scale.shape[-1] - 1), None] * (q @ S) for name, S in state.items()),
                 start=torch.zeros_like(wide),
             )
             return o.to(v.dtype), state

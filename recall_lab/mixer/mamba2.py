@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update
 from recall_lab.shapes import Gates, Hidden, Query, Value
@@ -36,5 +36,5 @@ class Mamba2(MatrixMemory):
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
         return Update(k, v * gates["write"][..., None], gates["log_decay"])
 
-    def output(self, o: Value, v: Value, gates: Gates) -> Value:
+    def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         return o + gates["skip"][..., None] * v

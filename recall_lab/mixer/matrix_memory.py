@@ -214,7 +214,7 @@ class MatrixMemory(Mixer):
         """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
-    def output(self, o: Value, v: Value, gates: Gates) -> Value:
+    def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
         return o
 
