@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, without_autocast
 from recall_lab.mixer.feature_map import taylor
 from recall_lab.mixer.matrix_memory import Update, chunked, full, step
 from recall_lab.shapes import Gates, Query, State, Value
@@ -45,7 +45,7 @@ class Based(Mixer):
         return self._run(step, q, k, v, memory)
 
     def _run(self, form: Callable, q: Query, k: Query, v: Value, memory: State) -> tuple[Value, State]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, wide = full(q), full(k), full(v)
             summed = torch.cat([wide, torch.ones_like(wide[..., :1])], dim=-1)
             o, S = form(taylor(q), Update(taylor(k), summed), memory["S"])

@@ -31,7 +31,7 @@ class Linear(MatrixMemory):
         self.q_map = feature_map(self.feature_map, self.d_key)
         self.k_map = feature_map(self.feature_map, self.d_key)
 
-    def query(self, q: Query) -> Query:
+    def query(self, q: Query) -> Tensor:
         return self.q_map(q) * q.shape[-1] ** -0.5
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:

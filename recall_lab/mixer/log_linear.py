@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, without_autocast
 from recall_lab.mixer.matrix_memory import full, spans
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
@@ -44,7 +44,7 @@ class LogLinear(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
         memory = {} if memory is None else memory
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
             length, seen = q.shape[2], _seen(memory)
             # A segment is put where it stands in an aligned block of chunks; one that straddles two is cut there.
@@ -67,7 +67,7 @@ class LogLinear(Mixer):
             return o.to(v.dtype), _fold(k, wide, g, memory, seen)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
             t = _seen(memory)
             lowest = (t & -t).bit_length()  # the lowest set bit's level
@@ -122,7 +122,7 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Tensor, chunk: in
     apart = place[:, None] ^ place
     level = sum((apart >> bit > 0).long() for bit in range(depth - 1)) if depth > 1 else apart
     top = scale.shape[-1] - 1
-    chosen = F.one_hot(level.clamp(max=top), top + 1).to(q.dtype)
+    chosen = (level.clamp(max=top)[..., None] == torch.arange(top + 1, device=q.device)).to(q.dtype)
     o = (q @ k.mT * spans(g).exp() * torch.einsum("bhntl,tsl->bhnts", scale, chosen)) @ v
 
     # Above the chunk: blocks of twice as many chunks at every level; a right half reads all of its left half.
@@ -132,7 +132,7 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Tensor, chunk: in
     before = torch.zeros_like(total)  # log decay from the start of a chunk's block of the level below
     chunks = torch.arange(q.shape[2], device=q.device)
     for bit in range((q.shape[2] - 1).bit_length()):
-        right = chunks[chunks >> bit & 1 == 1]
+        right = torch.tensor([c for c in range(len(chunks)) if c >> bit & 1], device=q.device)
         weight = scale[:, :, right, :, min(depth + bit, top)] * before[:, :, right, None].exp()
         o = o.index_add(2, right, (reader[:, :, right] * weight[..., None]) @ sums[:, :, right >> bit ^ 1])
         if sums.shape[2] % 2:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -210,7 +210,7 @@ class MatrixMemory(Mixer):
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
         """What is decayed, erased and written at every place."""
 
-    def query(self, q: Query) -> Query:
+    def query(self, q: Query) -> Tensor:
         """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
@@ -226,7 +226,7 @@ class MatrixMemory(Mixer):
         return self._run(step, q, k, v, gates, memory)
 
     def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             gates = {name: full(gate) for name, gate in gates.items()}
             wide = full(v)
             o, S = form(self.query(full(q)), self.update(full(k), wide, gates), memory["S"])

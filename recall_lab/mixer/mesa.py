@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, without_autocast
 from recall_lab.mixer.matrix_memory import Decay, Update, chunked, full, spans, step
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
@@ -45,7 +45,7 @@ class Mesa(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
         memory = self.empty(q, v) if memory is None else memory
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, wide = full(q), full(k), full(v)
             g, beta, ridge = (full(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
@@ -59,7 +59,7 @@ class Mesa(Mixer):
         return o.to(v.dtype), {"H": H, "S": S}
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, wide = full(q), full(k), full(v)
             g, beta, ridge = (full(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
