@@ -51,18 +51,18 @@ class Mixer(nn.Module, ABC):
 
     def __post_init__(self) -> None:
         super().__init__()
-        for name in ("d_key", "d_value"):
-            if getattr(self, name) is None:
+        least = {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is None and name in ("d_key", "d_value"):
                 if self.d_model % self.heads:
                     raise ValueError(
                         f"d_model={self.d_model} is not divisible by heads={self.heads}; give {name} yourself, "
                         "or choose heads that divide d_model"
                     )
                 setattr(self, name, self.d_model // self.heads)
-        for name, least in {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: a whole number of at least {least}")
+            elif not isinstance(value, int) or value < smallest:
+                raise ValueError(f"{name}={value!r}: a whole number of at least {smallest}")
         keys, values = self.heads * self.d_key, self.heads * self.d_value
         self.q_proj = nn.Linear(self.d_model, keys, bias=False)
         self.k_proj = nn.Linear(self.d_model, keys, bias=False)
