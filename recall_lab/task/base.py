@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -67,7 +67,7 @@ class Task(ABC):
     def roles(self, tokens: Shaped[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *c"]:
         """The role of each token in words ("key", "value", "query", "filler" …), for people to read."""
 
-    def at(self, **cell: Any) -> Self:
+    def at(self, **cell: Any) -> "Task":
         """The same task at another point of its grid.
 
         Raises ValueError where the task has no such parameter, or the sizes are impossible.
