@@ -9,7 +9,7 @@ that broadcast. They are the lines under measured points, and `tests/test_theory
 """
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 Numbers = np.ndarray | np.number | float | int
 
@@ -325,3 +325,21 @@ def copying_error(state_bits: Numbers, vocab: Numbers, length: Numbers) -> Numbe
     """
     exponent = np.asarray(state_bits, float) - np.asarray(length) * np.log2(vocab)
     return 1 - np.exp2(np.minimum(exponent, 0.0))
+
+
+# Power laws.
+
+
+def exponent(x: Numbers | tuple, y: Numbers | tuple, level: float = 0.95) -> tuple[float, float, float]:
+    """Slope of log y on log x by least squares, and its confidence interval (Student's t; two points: just the slope).
+
+    Raises ValueError for fewer than two different x, or for anything not positive.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if len(np.unique(x)) < 2 or min(x.min(), y.min()) <= 0:
+        raise ValueError("a power law needs two different x, and positive numbers")
+    u, w = np.log(x) - np.log(x).mean(), np.log(y) - np.log(y).mean()
+    slope, free = float(u @ w / (u @ u)), len(x) - 2
+    error = np.sqrt(np.sum((w - slope * u) ** 2) / max(free, 1) / (u @ u))
+    half = float(error * stats.t.ppf((1 + level) / 2, free)) if free else 0.0
+    return slope, slope - half, slope + half
