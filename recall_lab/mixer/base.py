@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
@@ -220,3 +220,5 @@ class Trace:
     source: Int[Tensor, "b t"]
     """For each query the place that holds its answer; IGNORE where nothing is asked."""
     layer: int = 0
+    candidates: Float[Tensor, "n v"] | None = None
+    """The values that an answer is told apart from; the sequence's own where None."""
