@@ -14,7 +14,7 @@ from recall_lab.shapes import Hidden, State
 class Block(nn.Module):
     """x + mixer(norm x), and, where it has a width, x + mlp(norm x)."""
 
-    def __init__(self, mixer: Mixer, d_model: int, mlp: float) -> None:
+    def __init__(self, mixer: Mixer, d_model: int, mlp: float | int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(d_model, eps=1e-5)
         self.mixer = mixer
@@ -52,7 +52,7 @@ class Model(nn.Module):
         mixer: Callable[..., Mixer] | list[Callable[..., Mixer]],
         d_model: int = 64,
         layers: int = 2,
-        mlp: float = 0,
+        mlp: float | int = 0,
         width: int = 0,
     ) -> None:
         super().__init__()
