@@ -13,12 +13,12 @@ from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HeavyHitter(Budget):
-    """Of B = `budget` tokens half are the most recent ones, half those with the most attention up to now.
+    """The most recent tokens kept, and as many of the others as have had the most attention up to now.
 
-    o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key);  each head keeps for each token the mass
-    Σ_{r=s..t} A_rs, its weight on itself included. C_t is all of {0 … t} while these are no more than B; from then on
-    each place, having been read out, puts one token out: of those outside the ⌈B/2⌉ most recent (the next token counted
-    in) the one with the least mass, of equal ones the earliest. What is out stays out.
+    o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key) over C_t;  each head keeps the mass of each token,
+    Σ_{r=s..t} A_rs, its weight on itself included. C_t is all of {0 … t} while these are no more than B = `budget`;
+    from then on each place, having been read out, puts one token out: of those outside the ⌈B/2⌉ most recent (the
+    next token counted in) the one with the least mass, of equal ones the earliest. What is out stays out.
     The choice has no gradient; q, k and v have theirs through the weights that are kept.
     state: k, v and mass of at most B − 1 tokens.
     Source: Zhang et al., arXiv 2306.14048; akin to Scissorhands, Liu et al., arXiv 2305.17118.

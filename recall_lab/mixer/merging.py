@@ -15,14 +15,14 @@ from recall_lab.shapes import Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Merging(Budget):
-    """B = `budget` slots: the recent tokens each in one of its own, those that leave them merged by likeness of keys.
+    """A bounded number of slots: recent tokens each in one of its own, older ones merged by likeness of keys.
 
-    The ⌈B/2⌉ most recent tokens (the current one included) stand alone. A token that leaves them takes a slot of its
-    own while fewer than B are in use, that is, the first ⌊B/2⌋ tokens; every later one goes into the slot whose key
-    has the largest cosine with its own, of equal ones the earliest. A slot holds the mean k̄ and v̄ of its c tokens:
-    o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m,  the log counting every token of a slot: merging tokens of
-    equal keys changes nothing (proportional attention, as in ToMe).
-    A_ts = softmax weight of the slot of s, divided by its c.  The choice of slots has no gradient.
+    Of B = `budget` slots ⌈B/2⌉ hold the most recent tokens (the current one included), one each. A token that leaves
+    them keeps a slot of its own as long as there is one, as the first ⌊B/2⌋ tokens do; every later one goes into the
+    slot of these whose key has the largest cosine with its own, of equal ones the earliest. A slot holds the means
+    k̄ and v̄ of its c tokens:  o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m.  By log c every token of a slot
+    counts, so that merging equal keys changes nothing.  A_ts is the weight of the slot of s, divided by its c.
+    The choice of slots has no gradient.
     state: k̄, v̄ and c of at most B − 1 slots.
     Source: Wang et al., arXiv 2407.08454, and CaM, Zhang et al. (ICML 2024); log c from Bolya et al., arXiv 2210.09461.
     """
