@@ -55,12 +55,12 @@ def weigh(logits: Attention, v: CachedValue) -> Value:
     return torch.softmax(logits, dim=-1).to(v.dtype) @ v
 
 
-def largest(score: Tensor, count: int) -> Bool[Tensor, "..."]:
+def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
     """True at the `count` largest entries of the last axis; of equal ones the earliest are taken."""
-    if count >= score.shape[-1]:
-        return torch.ones_like(score, dtype=torch.bool)
-    least = score.topk(count, sorted=False).values.amin(-1, keepdim=True)
-    above, level = score > least, score == least
+    if count >= x.shape[-1]:
+        return torch.ones_like(x, dtype=torch.bool)
+    least = x.topk(count, sorted=False).values.amin(-1, keepdim=True)
+    above, level = x > least, x == least
     vacant = count - above.sum(-1, keepdim=True, dtype=torch.int32)
     return above | (level & (level.cumsum(-1, dtype=torch.int32) <= vacant))
 

@@ -29,11 +29,11 @@ class HeavyHitter(Budget):
         logits = self.logits(q, k)
         hidden, mass = self.evict(logits.detach(), memory["mass"])
         order = hidden[:, :, -1].argsort(dim=-1, descending=True, stable=True)
-        left = order[:, :, : min(k.shape[2], self.budget - 1)]
+        stay = order[:, :, : min(k.shape[2], self.budget - 1)]
         kept = {
-            name: x.gather(2, left[..., None].expand(-1, -1, -1, x.shape[3])) for name, x in {"k": k, "v": v}.items()
+            name: x.gather(2, stay[..., None].expand(-1, -1, -1, x.shape[3])) for name, x in {"k": k, "v": v}.items()
         }
-        return weigh(logits + hidden[:, :, :-1], v), kept | {"mass": mass.gather(2, left)}
+        return weigh(logits + hidden[:, :, :-1], v), kept | {"mass": mass.gather(2, stay)}
 
     @torch.no_grad()
     def evict(self, logits: Attention, mass: Tensor) -> tuple[Tensor, Tensor]:

@@ -74,12 +74,12 @@ class Merging(Budget):
     def choose(self, slot: CachedKey, left: Query, count: Tensor) -> Tensor:
         """The slot that each token joins, one after another (b h leaving slots, one-hot)."""
         total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)
-        onto, among = new @ total.mT, new @ new.mT
+        onto, cross = new @ total.mT, new @ new.mT
         joins = torch.zeros_like(onto)
         tiny = torch.finfo(onto.dtype).tiny
         square = total.square().sum(-1)[:, None].clamp(min=tiny)
-        own = among.diagonal(dim1=1, dim2=2)[..., None, None]
-        for here, row, join, itself in zip(*(x.split(1, 1) for x in (onto, among, joins, own)), strict=True):
+        own = cross.diagonal(dim1=1, dim2=2)[..., None, None]
+        for here, row, join, itself in zip(*(x.split(1, 1) for x in (onto, cross, joins, own)), strict=True):
             dot = torch.baddbmm(here, row, joins)  # those still to come have joined none yet
             join.scatter_(2, (dot * square.rsqrt()).argmax(dim=-1, keepdim=True), 1)
             square.addcmul_(join, itself[:, 0].add(dot, alpha=2)).clamp_(min=tiny)
