@@ -142,7 +142,9 @@ def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any],
     tested = train.test_cells(task, testing.cells, trained)
     torch.manual_seed(config["seed"])
     mixer = hydra.utils.instantiate(config["mixer"])
-    model = hydra.utils.instantiate(config["model"], vocab=task.vocab, width=task.width, mixer=mixer).to(device)
+    model = hydra.utils.instantiate(
+        config["model"], vocab=task.vocab, width=task.width, mixer=mixer, _convert_="all"
+    ).to(device)
     log.info("%s on %s: %d parameters", title, device, sum(p.numel() for p in model.parameters()))
     curve_path = folder / "curve.json"
 
