@@ -34,11 +34,25 @@ def listing(group: str | None = None) -> str:
             first, *rest = describe(path).splitlines() or [""]
             lines.append(f"  {path.stem:<20} {first}")
             if group is not None:
-                lines += [f"  {'':<20} {line}" for line in rest]
-                if rest:
-                    lines.append("")
+                rest += facts(path.stem) if name == "mixer" else []
+                lines += [f"  {'':<20} {line}".rstrip() for line in rest] + [""]
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def facts(mixer: str) -> list[str]:
+    """A mechanism's family (what it is built on) and the size of its state, counted by stepping."""
+    config = compose([f"mixer={mixer}"])
+    model = hydra.utils.instantiate(
+        config.model, vocab=2, layers=1, mixer=hydra.utils.instantiate(config.mixer), _convert_="all"
+    )
+    kind = type(model.blocks[0].mixer)
+    if kind.__module__.rpartition(".")[2] != mixer:
+        return []
+    family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
+    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
+    sizes = " and ".join(f"{model.state_size(length)[0]:,} at n={length}" for length in (256, 512))
+    return [f"Family: {family}. Numbers carried a layer at d_model={config.model.d_model}: {sizes}."]
 
 
 def describe(path: Path) -> str:
@@ -102,8 +116,7 @@ def _distribution(batch: Batch, console: Console) -> None:
     scored = batch.scored
     factors = dict(batch.factors)
     if "source" in factors:
-        place = np.broadcast_to(np.arange(scored.shape[1]), scored.shape)
-        factors["age"] = np.where(scored, place - factors["source"], IGNORE)
+        factors["age"] = batch.age
     factors["scored a sequence"] = scored.sum(axis=1)
     table = Table("factor", "min", "10 %", "median", "90 %", "max", "mean")
     for name, values in factors.items():
