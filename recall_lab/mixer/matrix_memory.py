@@ -16,7 +16,7 @@ Sources of the form: Yang et al., arXiv 2406.06484 (delta rule) and 2312.06635 (
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -77,45 +77,82 @@ def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 64) -> tuple[
         return x.reshape(-1, chunk, *x.shape[3:])
 
     q, k, v, g, a, b = map(fold, (q, *update[:5]))
-    widths = [v.shape[-1], q.shape[-1]]
     reads, writes = [q] if a is None else [q, a], [k] if b is None else [k, b]
     pairs, starts, faded, total = _decayed(reads, writes, g, update.undecayed)
     if a is None:
-        reader, transition = starts[0], None
-        output, written = pairs[0][0] @ v, faded[0].mT @ v
+        value, reader, transition = v, starts[0], None
     else:
-        # u = X + Y S, solved for X and Y side by side, is what the last of the writes adds: together with v, or beside
-        # it where erasing has keys of its own.
-        target = v if b is None else pairs[0][1].tril(-1) @ v
-        solved = torch.linalg.solve_triangular(
-            -pairs[-1][1], torch.cat([target, starts[1]], dim=-1), upper=False, unitriangular=True
-        )
-        output, carry = (pairs[-1][0] @ solved).split(widths, dim=-1)
-        written, transition = (faded[-1].mT @ solved).split(widths, dim=-1)
-        reader = starts[0] + carry
-        if b is not None:
-            output, written = output + pairs[0][0] @ v, written + faded[0].mT @ v
+        # u = value + carry S is what the last of the writes adds: together with v, or beside it where erasing has keys
+        # of its own.
+        inverse = UnitInverse.apply(pairs[-1][1])
+        value = inverse @ (v if b is None else pairs[0][1].tril(-1) @ v)
+        carry = inverse @ starts[1]
+        reader = torch.baddbmm(starts[0], pairs[-1][0], carry)
+        transition = faded[-1].mT @ carry
+    output, written = pairs[-1][0] @ value, faded[-1].mT @ value
+    if b is not None:
+        output, written = torch.baddbmm(output, pairs[0][0], v), torch.baddbmm(written, faded[0].mT, v)
 
-    before, memory = _scan(memory, total, transition, written)
-    output = torch.baddbmm(output, reader, before)
-    return output.view(*shape, -1, widths[0])[:, :, :length], memory
+    n = len(v) // memory.shape[:2].numel()
+    before, last = Scan.apply(
+        memory.flatten(0, 1), *(None if x is None else x.unflatten(0, (-1, n)) for x in (written, total, transition))
+    )
+    output = torch.baddbmm(output, reader, before.flatten(0, 1))
+    return output.view(*shape, -1, v.shape[-1])[:, :, :length], last.view_as(memory)
 
 
-def _scan(memory: Tensor, decay: Tensor | None, transition: Tensor | None, written: Tensor) -> tuple[Tensor, Tensor]:
-    """The memory before each chunk, (b h n) k v, and behind the last: S ← decay S + transition S + written."""
-    S = memory.flatten(0, 1)
-    written = written.unflatten(0, (len(S), -1))
-    if decay is None and transition is None:
-        ends = torch.cat([S[:, None], written], dim=1).cumsum(dim=1)
-        return ends[:, :-1].flatten(0, 1), ends[:, -1].view_as(memory)
-    chunks, before = written.shape[1], []
-    decays = [None] * chunks if decay is None else decay.unflatten(0, (len(S), -1)).unbind(1)
-    transitions = [None] * chunks if transition is None else transition.unflatten(0, (len(S), -1)).unbind(1)
-    for fade, turn, write in zip(decays, transitions, written.unbind(1), strict=True):
-        before.append(S)
-        kept = write + S if fade is None else torch.addcmul(write, S, fade)
-        S = kept if turn is None else torch.baddbmm(kept, turn, S)
-    return torch.stack(before, dim=1).flatten(0, 1), S.view_as(memory)
+class Scan(torch.autograd.Function):
+    """S before each chunk (m n k v) and behind the last (m k v): S ← written + decay ⊙ S + transition S.
+
+    memory m k v, written m n k v, decay m n k or m n 1, transition m n k k; None: no decay, no transition.
+    """
+
+    @staticmethod
+    def forward(
+        ctx, memory: Tensor, written: Tensor, decay: Tensor | None, transition: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        before, last = torch.empty_like(written), torch.empty_like(memory)
+        before[:, 0] = memory
+        for S, after, write, fade, turn in zip(
+            *_along(before, [*before.unbind(1)[1:], last], written, decay, transition), strict=True
+        ):
+            _advance(after, S, write, fade, turn)
+        ctx.save_for_backward(before, decay, transition)
+        return before, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_before: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+        before, decay, transition = ctx.saved_tensors
+        d_memory, d_written = torch.empty_like(d_last), torch.empty_like(d_before)
+        d_written[:, -1] = d_last
+        for dS, d_earlier, d, fade, turn in reversed(
+            [*zip(*_along(d_written, [d_memory, *d_written.unbind(1)[:-1]], d_before, decay, transition), strict=True)]
+        ):
+            _advance(d_earlier, dS, d, fade, None if turn is None else turn.mT)
+        d_decay = d_transition = None
+        if decay is not None:
+            d_decay = (d_written * before).sum(-1)
+            d_decay = d_decay.sum(-1, keepdim=True) if decay.shape[-1] == 1 else d_decay
+        if transition is not None:
+            d_transition = d_written @ before.mT
+        return d_memory, d_written, d_decay, d_transition
+
+
+def _along(*parts: Tensor | list[Tensor] | None) -> list:
+    """The chunks of each, side by side; None for each chunk where there is none."""
+    n = parts[0].shape[1]
+    return [[None] * n if x is None else x if isinstance(x, list) else x.unbind(1) for x in parts]
+
+
+def _advance(out: Tensor, S: Tensor, write: Tensor, fade: Tensor | None, turn: Tensor | None) -> None:
+    """out = write + fade ⊙ S + turn S, in place."""
+    if fade is None:
+        torch.add(write, S, out=out)
+    else:
+        torch.addcmul(write, fade[..., None], S, out=out)
+    if turn is not None:
+        out.baddbmm_(turn, S)
 
 
 def _decayed(
@@ -125,111 +162,140 @@ def _decayed(
 
     In ⟨x, y⟩ nothing stands for s > t; of a second read the places s < t alone are meant.
     """
+    r, w = len(reads), len(writes)
     if g is None:
         return [[(x @ y.mT).tril_() for x in reads] for y in writes], reads, writes, None
     if g.dim() == 3:
-        pairs, starts, faded, total = Decayed.apply(g, undecayed, len(reads), *reads, *writes)
-        return [pair.unbind(2) for pair in pairs], starts.unbind(2), faded.unbind(0), total[..., None]
+        *out, total = Decayed.apply(g, undecayed, r, *reads, *writes)
+        pairs, starts, faded = out[: r * w], out[r * w : r * w + r], out[r * w + r :]
+        return [pairs[i * r : i * r + r] for i in range(w)], starts, faded, total
     # One decay for all channels: the same of ones, once for each kind of read, weighs the plain products.
+    kinds = r if undecayed else 1
     one = g.new_ones(()).expand(*g.shape, 1)
-    kinds = 1 + (undecayed and len(reads) > 1)
-    weight, grow, rest, total = Decayed.apply(g[..., None], undecayed, kinds, *[one] * (kinds + 1))
-    kind = [min(i, kinds - 1) for i in range(len(reads))]
-    pairs = [[x @ y.mT * weight[0, :, :, i] for x, i in zip(reads, kind, strict=True)] for y in writes]
-    starts = [x * grow[:, :, i] for x, i in zip(reads, kind, strict=True)]
-    return pairs, starts, [y * rest[0] for y in writes], total[..., None]
+    *out, rest, total = Decayed.apply(g[..., None], undecayed, kinds, *[one] * (kinds + 1))
+    weight, grow = out[:kinds] * (r // kinds), out[kinds:] * (r // kinds)
+    pairs = [[x @ y.mT * part for x, part in zip(reads, weight, strict=True)] for y in writes]
+    return pairs, [x * up for x, up in zip(reads, grow, strict=True)], [y * rest for y in writes], total
 
 
 class Decayed(torch.autograd.Function):
-    """⟨x, y⟩ (w n C r C), x e^{G_t} (n C r k), y e^{G_C − G_s} (w n C k) and e^{G_C} (n k) for r reads x and w writes y.
+    """⟨x, y⟩ (n C C) for each y and each x, x e^{G_t} and y e^{G_C − G_s} (n C k), and e^{G_C} (n k).
 
-    By doubling: in a block of 2 m places the later m see the earlier m through the place where they meet, x e^{G_t − G_mid}
-    against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and grow in place with the block.
-    The gradient of G needs no other pass: G_t enters only as x_t e^{G_t} and y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
+    g is n C k; of the vectors, n C k each, the first r are reads x, the others writes y; undecayed: reads but the first
+    enter with G_{t−1}.
+    By doubling: in a block of 2 m places the later m see the earlier m through the place where they meet, with
+    x e^{G_t − G_mid} against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and are kept up in
+    place from block to block, all reads side by side and all writes.
+    The gradient of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t} alone, so that it is
+    x_t·dx_t − y_t·dy_t.
     """
 
     @staticmethod
-    def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, ...]:
         ctx.undecayed, ctx.r = undecayed, r
         ctx.save_for_backward(g, *vectors)
-        decay, reads, writes = g.exp(), torch.stack(vectors[:r], dim=2), torch.stack(vectors[r:])
-        pairs = reads.new_zeros(len(writes), *g.shape[:2], r, g.shape[1])
-        pairs[:, :, :, 0].diagonal(dim1=-2, dim2=-1).copy_((reads[:, :, 0] * writes).sum(-1))
-        _decayed_ones(reads, undecayed).mul_(decay[:, :, None])
+        decay, w = g.exp(), len(vectors) - r
+        reads, writes = _beside(vectors[:r], decay, undecayed), torch.stack(vectors[r:], dim=2)
+        pairs = g.new_zeros(w, r, len(g), g.shape[1], g.shape[1])
+        for y, pair in zip(vectors[r:], pairs[:, 0], strict=True):
+            pair.diagonal(dim1=-2, dim2=-1).copy_((vectors[0] * y).sum(-1))
         for size, before, after in _doubling(decay):
-            late = _late(reads, size)
-            for y, pair in zip(writes, pairs, strict=True):
-                early, block = _early(y, size), _across(pair, size)
-                block.copy_((late.flatten(1, 2) @ early.mT).view_as(block))
-                early.mul_(after)
-            late.mul_(before[:, None])
-        return pairs, reads, writes, g.sum(1).exp()
+            late, early, block = _late(reads, size), _early(writes, size), _across(pairs, size)
+            block.copy_((late.flatten(1, 2) @ early.flatten(1, 2).mT).view(block.shape))
+            late.mul_(before)
+            early.mul_(after)
+        return *pairs.flatten(0, 1).unbind(), *reads.unbind(2), *writes.unbind(2), g.sum(1).exp()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dpairs: Tensor, dreads: Tensor, dwrites: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         g, *vectors = ctx.saved_tensors
-        undecayed, r = ctx.undecayed, ctx.r
-        decay, x, y = g.exp(), torch.stack(vectors[:r], dim=2), torch.stack(vectors[r:])
-        reads, writes = x.clone(), y.clone()
-        grow, rest = x.new_ones(*g.shape[:2], r if undecayed else 1, g.shape[2]), torch.ones_like(g)
-        own = dpairs[:, :, :, 0].diagonal(dim1=-2, dim2=-1)[..., None]
-        dx, dy = torch.zeros_like(x), own * x[:, :, 0]
-        dx[:, :, 0] = (own * y).sum(0)
-        for z in (reads, grow):
-            _decayed_ones(z, undecayed).mul_(decay[:, :, None])
+        r, undecayed, decay = ctx.r, ctx.undecayed, g.exp()
+        xs, ys = vectors[:r], vectors[r:]
+        w, kinds = len(ys), r if undecayed else 1
+        d_pairs = torch.stack(grads[: r * w]).unflatten(0, (w, r))
+        d_reads, d_writes, d_total = grads[r * w : r * w + r], grads[r * w + r : -1], grads[-1]
+        reads, writes = _beside(xs, decay, undecayed), torch.stack(ys, dim=2)
+        ones = torch.ones_like(g)
+        grow, rest = _beside([ones] * kinds, decay, undecayed), ones[:, :, None]
+        dx, dy = torch.zeros_like(reads), torch.empty_like(writes)
+        for j, own in enumerate(d_pairs[:, 0].diagonal(dim1=-2, dim2=-1)[..., None].unbind()):
+            dx[:, :, 0].addcmul_(own, ys[j])
+            torch.mul(own, xs[0], out=dy[:, :, j])
         for size, before, after in _doubling(decay):
-            late, up, down = _late(reads, size), _late(grow, size), _early(rest, size)
-            for early, d_early, pair in zip(
-                *(map(_early, z, [size] * len(z)) for z in (writes, dy)), dpairs, strict=True
-            ):
-                block = _across(pair, size).reshape(len(late), -1, size)
-                _late(dx, size).addcmul_((block @ early).view_as(late), up)
-                d_early.addcmul_(block.mT @ late.flatten(1, 2), down)
-                early.mul_(after)
-            late.mul_(before[:, None])
-            up.mul_(before[:, None])
-            down.mul_(after)
-        dx.addcmul_(dreads, grow)
-        dy.addcmul_(dwrites, rest)
-        x.mul_(dx)
-        dG = _decayed_ones(x, undecayed).sum(2) - (y * dy).sum(0)
-        dG[:, -1] += (writes * dwrites).sum((0, 2)) + dtotal * g.sum(1).exp()
-        if undecayed and r > 1:  # the second read enters with G_{t−1}
-            dG[:, :-1] += x[:, 1:, 1]
-        dg = torch.ones_like(g[0, :, :1] @ g[0, :, :1].mT).triu() @ dG
-        return dg, None, None, *dx.unbind(2), *dy.unbind(0)
+            late, early, up, down = _late(reads, size), _early(writes, size), _late(grow, size), _early(rest, size)
+            block = _across(d_pairs, size).reshape(len(late), size * r, size * w)
+            _late(dx, size).addcmul_((block @ early.flatten(1, 2)).view_as(late), up)
+            _early(dy, size).addcmul_((block.mT @ late.flatten(1, 2)).view_as(early), down)
+            for x in (late, up):
+                x.mul_(before)
+            for y in (early, down):
+                y.mul_(after)
+        dG, dxs, dys = torch.zeros_like(g), dx.unbind(2), dy.unbind(2)
+        for i, (x, d) in enumerate(zip(xs, d_reads, strict=True)):
+            dxs[i].addcmul_(d, grow[:, :, min(i, kinds - 1)])
+            late = int(undecayed and i > 0)  # such a read enters with G_{t−1}
+            dG[:, : g.shape[1] - late].addcmul_(x[:, late:], dxs[i][:, late:])
+        end = d_total * g.sum(1).exp()
+        for j, (y, d) in enumerate(zip(ys, d_writes, strict=True)):
+            dys[j].addcmul_(d, rest[:, :, 0])
+            dG.addcmul_(y, dys[j], value=-1)
+            end += (writes[:, :, j] * d).sum(1)
+        dG[:, -1] += end
+        later = g.new_ones(g.shape[1], g.shape[1]).triu()
+        return later @ dG, None, None, *dxs, *dys
+
+
+class UnitInverse(torch.autograd.Function):
+    """(I − A)⁻¹ of the strictly lower triangle of A, n C C."""
+
+    @staticmethod
+    def forward(ctx, A: Tensor) -> Tensor:
+        one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+        T = torch.linalg.solve_triangular(-A, one, upper=False, unitriangular=True)
+        ctx.save_for_backward(T)
+        return T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (T,) = ctx.saved_tensors
+        return (T.mT @ grad @ T.mT).tril_(-1)
 
 
 def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """m = 1, 2, 4 … with the decay over the earlier and over the later half of each block of 2 m places ((n blocks) 1 k)."""
+    """m = 1, 2, 4 …, and the decay over the earlier and over the later half of each block of 2 m places (blocks 1 1 k)."""
     size = 1
     while decay.shape[1] > 1:
-        before, after = (half[:, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
+        before, after = (half[:, None, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
         yield size, before, after
         decay, size = (before * after).view(len(decay), -1, decay.shape[-1]), 2 * size
 
 
+def _beside(reads: Sequence[Tensor], decay: Tensor, undecayed: bool) -> Tensor:
+    """The reads side by side, n C r k, each with the decay of its own place; undecayed: but for the first without."""
+    n, C, k = reads[0].shape
+    out = decay.new_empty(n, C, len(reads), k)
+    for i, x in enumerate(reads):
+        torch.mul(x, 1 if undecayed and i else decay, out=out[:, :, i])
+    return out
+
+
 def _late(x: Tensor, size: int) -> Tensor:
-    """Of reads n C r k the later half of each block: (n blocks) m r k."""
+    """The later half of each block of 2 · size places: n C r k → blocks size r k."""
     return x.view(-1, 2, size, *x.shape[2:])[:, 1]
 
 
 def _early(y: Tensor, size: int) -> Tensor:
-    """Of a write n C k the earlier half of each block: (n blocks) m k."""
-    return y.view(-1, 2, size, y.shape[-1])[:, 0]
+    """The earlier half of each block."""
+    return y.view(-1, 2, size, *y.shape[2:])[:, 0]
 
 
-def _across(pair: Tensor, size: int) -> Tensor:
-    """Of n C r C what the later half of each block sees of the earlier: n blocks m r m."""
-    n, C, r, _ = pair.shape
-    halves = pair.view(n, -1, 2, size, r, C // (2 * size), 2, size)[:, :, 1, :, :, :, 0]
-    return halves.diagonal(dim1=1, dim2=4).movedim(-1, 1)
-
-
-def _decayed_ones(reads: Tensor, undecayed: bool) -> Tensor:
-    """The reads that see the decay of their own place: all, or but the first."""
-    return reads[:, :, :1] if undecayed else reads
+def _across(pairs: Tensor, size: int) -> Tensor:
+    """What the later half of each block sees of the earlier: w r n C C → n blocks size r size w."""
+    C = pairs.shape[-1]
+    halves = pairs.view(*pairs.shape[:3], -1, 2, size, C // (2 * size), 2, size)[:, :, :, :, 1, :, :, 0]
+    return halves.diagonal(dim1=3, dim2=5).permute(2, 5, 3, 1, 4, 0)
 
 
 def spans(g: Tensor) -> Tensor:
