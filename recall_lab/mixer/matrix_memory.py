@@ -163,87 +163,142 @@ def _decayed(
     In ⟨x, y⟩ nothing stands for s > t; of a second read the places s < t alone are meant.
     """
     r, w = len(reads), len(writes)
+    undecayed = undecayed and r > 1
     if g is None:
         return [[(x @ y.mT).tril_() for x in reads] for y in writes], reads, writes, None
     if g.dim() == 3:
-        *out, total = Decayed.apply(g, undecayed, r, *reads, *writes)
-        pairs, starts, faded = out[: r * w], out[r * w : r * w + r], out[r * w + r :]
-        return [pairs[i * r : i * r + r] for i in range(w)], starts, faded, total
-    # One decay for all channels: the same of ones, once for each kind of read, weighs the plain products.
-    kinds = r if undecayed else 1
-    one = g.new_ones(()).expand(*g.shape, 1)
-    *out, rest, total = Decayed.apply(g[..., None], undecayed, kinds, *[one] * (kinds + 1))
-    weight, grow = out[:kinds] * (r // kinds), out[kinds:] * (r // kinds)
-    pairs = [[x @ y.mT * part for x, part in zip(reads, weight, strict=True)] for y in writes]
-    return pairs, [x * up for x, up in zip(reads, grow, strict=True)], [y * rest for y in writes], total
+        *out, total = Doubled.apply(g, undecayed, r, *reads, *writes)
+    else:
+        *out, total = Weighed.apply(g[..., None], undecayed, r, *reads, *writes)
+    pairs = [out[i * r : i * r + r] for i in range(w)]
+    return pairs, out[r * w : r * w + r], out[r * w + r :], total
 
 
-class Decayed(torch.autograd.Function):
-    """⟨x, y⟩ (n C C) for each y and each x, x e^{G_t} and y e^{G_C − G_s} (n C k), and e^{G_C} (n k).
+class Weighed(torch.autograd.Function):
+    """⟨x, y⟩ (n C C) of each y with each x, x e^{G_t} and y e^{G_C − G_s} (n C k), and e^{G_C} (n 1): one decay for all
+    channels, g n C 1, weighs the plain products.
 
-    g is n C k; of the vectors, n C k each, the first r are reads x, the others writes y; undecayed: reads but the first
-    enter with G_{t−1}.
-    By doubling: in a block of 2 m places the later m see the earlier m through the place where they meet, with
-    x e^{G_t − G_mid} against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and are kept up in
-    place from block to block, all reads side by side and all writes.
-    The gradient of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t} alone, so that it is
-    x_t·dx_t − y_t·dy_t.
+    Of the vectors, n C k each, the first r are reads x, the others writes y; undecayed: reads but the first enter with
+    G_{t−1}. Everything needed of G is a sum over the very places it stands for: a difference of longer sums would lose
+    what is left of a weak decay beside strong ones.
+    """
+
+    @staticmethod
+    def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, ...]:
+        lower = g.new_ones(g.shape[1], g.shape[1]).tril()
+        weight, rest = [(lower @ (g * lower.tril(-1))).exp_().tril_()], ((1 - lower) @ g).exp()
+        grow = [(lower @ g).exp()]
+        if undecayed:
+            weight.append(F.pad(weight[0][:, :-1], (0, 0, 1, 0)))
+            grow.append(F.pad(grow[0][:, :-1], (0, 0, 1, 0), value=1))
+        ctx.undecayed, ctx.r = undecayed, r
+        ctx.save_for_backward(g, rest, *weight, *grow, *vectors)
+        pairs = [(x @ y.mT).mul_(weight[undecayed and i > 0]) for y in vectors[r:] for i, x in enumerate(vectors[:r])]
+        starts = [x * grow[undecayed and i > 0] for i, x in enumerate(vectors[:r])]
+        return *pairs, *starts, *(y * rest for y in vectors[r:]), g.sum(1).exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        undecayed, r, kinds = ctx.undecayed, ctx.r, 1 + ctx.undecayed
+        g, rest, *saved = ctx.saved_tensors
+        weight, grow, vectors = saved[:kinds], saved[kinds : 2 * kinds], saved[2 * kinds :]
+        xs, ys = vectors[:r], vectors[r:]
+        dxs, dys = [None] * r, [None] * len(ys)
+        for place, d in enumerate(grads[: r * len(ys)]):
+            j, i = divmod(place, r)
+            d = d * weight[undecayed and i > 0]
+            dxs[i] = d @ ys[j] if dxs[i] is None else dxs[i].baddbmm_(d, ys[j])
+            dys[j] = d.mT @ xs[i] if dys[j] is None else dys[j].baddbmm_(d.mT, xs[i])
+        return _gradients(g, undecayed, xs, ys, dxs, dys, grads[r * len(ys) :], grow, rest)
+
+
+class Doubled(torch.autograd.Function):
+    """The same with a decay a channel, g n C k, by doubling.
+
+    In a block of 2 m places the later m see the earlier m through the place where they meet, with x e^{G_t − G_mid}
+    against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and are kept up in place from block
+    to block, all reads side by side.
     """
 
     @staticmethod
     def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, ...]:
         ctx.undecayed, ctx.r = undecayed, r
         ctx.save_for_backward(g, *vectors)
-        decay, w = g.exp(), len(vectors) - r
-        reads, writes = _beside(vectors[:r], decay, undecayed), torch.stack(vectors[r:], dim=2)
-        pairs = g.new_zeros(w, r, len(g), g.shape[1], g.shape[1])
-        for y, pair in zip(vectors[r:], pairs[:, 0], strict=True):
-            pair.diagonal(dim1=-2, dim2=-1).copy_((vectors[0] * y).sum(-1))
+        decay = g.exp()
+        reads, writes = _beside(vectors[:r], decay, undecayed), [y.clone() for y in vectors[r:]]
+        pairs = [g.new_zeros(*g.shape[:2], r, g.shape[1]) for _ in writes]
+        for y, pair in zip(writes, pairs, strict=True):
+            pair[:, :, 0].diagonal(dim1=-2, dim2=-1).copy_((vectors[0] * y).sum(-1))
         for size, before, after in _doubling(decay):
-            late, early, block = _late(reads, size), _early(writes, size), _across(pairs, size)
-            block.copy_((late.flatten(1, 2) @ early.flatten(1, 2).mT).view(block.shape))
-            late.mul_(before)
-            early.mul_(after)
-        return *pairs.flatten(0, 1).unbind(), *reads.unbind(2), *writes.unbind(2), g.sum(1).exp()
+            late = _late(reads, size)
+            for y, pair in zip(writes, pairs, strict=True):
+                early, block = _early(y, size), _across(pair, size)
+                block.copy_((late.flatten(1, 2) @ early.mT).view(block.shape))
+                early.mul_(after)
+            late.mul_(before[:, None])
+        starts = reads.unbind(2)
+        return *(x for pair in pairs for x in pair.unbind(2)), *starts, *writes, g.sum(1).exp()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        undecayed, r = ctx.undecayed, ctx.r
         g, *vectors = ctx.saved_tensors
-        r, undecayed, decay = ctx.r, ctx.undecayed, g.exp()
-        xs, ys = vectors[:r], vectors[r:]
-        w, kinds = len(ys), r if undecayed else 1
-        d_pairs = torch.stack(grads[: r * w]).unflatten(0, (w, r))
-        d_reads, d_writes, d_total = grads[r * w : r * w + r], grads[r * w + r : -1], grads[-1]
-        reads, writes = _beside(xs, decay, undecayed), torch.stack(ys, dim=2)
+        xs, ys, decay = vectors[:r], vectors[r:], g.exp()
+        d_pairs = [torch.stack(grads[i : i + r], dim=2) for i in range(0, r * len(ys), r)]
+        reads, writes = _beside(xs, decay, undecayed), [y.clone() for y in ys]
         ones = torch.ones_like(g)
-        grow, rest = _beside([ones] * kinds, decay, undecayed), ones[:, :, None]
-        dx, dy = torch.zeros_like(reads), torch.empty_like(writes)
-        for j, own in enumerate(d_pairs[:, 0].diagonal(dim1=-2, dim2=-1)[..., None].unbind()):
-            dx[:, :, 0].addcmul_(own, ys[j])
-            torch.mul(own, xs[0], out=dy[:, :, j])
+        grow, rest = _beside([ones] * (1 + undecayed), decay, undecayed), ones
+        own = [d[:, :, 0].diagonal(dim1=-2, dim2=-1)[..., None] for d in d_pairs]
+        dx, dys = torch.zeros_like(reads), [d * xs[0] for d in own]
+        for d, y in zip(own, ys, strict=True):
+            dx[:, :, 0].addcmul_(d, y)
         for size, before, after in _doubling(decay):
-            late, early, up, down = _late(reads, size), _early(writes, size), _late(grow, size), _early(rest, size)
-            block = _across(d_pairs, size).reshape(len(late), size * r, size * w)
-            _late(dx, size).addcmul_((block @ early.flatten(1, 2)).view_as(late), up)
-            _early(dy, size).addcmul_((block.mT @ late.flatten(1, 2)).view_as(early), down)
+            late, up, down = _late(reads, size), _late(grow, size), _early(rest, size)
+            rows = late.flatten(1, 2)
+            for y, dy, d in zip(writes, dys, d_pairs, strict=True):
+                early, block = _early(y, size), _across(d, size).reshape(len(late), -1, size)
+                _late(dx, size).addcmul_(_product(block, early).view_as(late), up)
+                _early(dy, size).addcmul_(_product(block.mT, rows), down)
+                early.mul_(after)
             for x in (late, up):
-                x.mul_(before)
-            for y in (early, down):
-                y.mul_(after)
-        dG, dxs, dys = torch.zeros_like(g), dx.unbind(2), dy.unbind(2)
-        for i, (x, d) in enumerate(zip(xs, d_reads, strict=True)):
-            dxs[i].addcmul_(d, grow[:, :, min(i, kinds - 1)])
-            late = int(undecayed and i > 0)  # such a read enters with G_{t−1}
-            dG[:, : g.shape[1] - late].addcmul_(x[:, late:], dxs[i][:, late:])
-        end = d_total * g.sum(1).exp()
-        for j, (y, d) in enumerate(zip(ys, d_writes, strict=True)):
-            dys[j].addcmul_(d, rest[:, :, 0])
-            dG.addcmul_(y, dys[j], value=-1)
-            end += (writes[:, :, j] * d).sum(1)
-        dG[:, -1] += end
-        later = g.new_ones(g.shape[1], g.shape[1]).triu()
-        return later @ dG, None, None, *dxs, *dys
+                x.mul_(before[:, None])
+            down.mul_(after)
+        return _gradients(g, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
+
+
+def _gradients(
+    g: Tensor,
+    undecayed: bool,
+    xs: Sequence[Tensor],
+    ys: Sequence[Tensor],
+    dxs: Sequence[Tensor],
+    dys: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    grow: Sequence[Tensor],
+    rest: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of a decay and its vectors from those through ⟨x, y⟩ (dxs, dys) and through what else was given.
+
+    That of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t} alone, so it is x_t·dx_t − y_t·dy_t.
+    """
+
+    def channels(z: Tensor) -> Tensor:
+        return z.sum(-1, keepdim=True) if g.shape[-1] == 1 else z
+
+    dG, end = torch.zeros_like(g), grads[-1] * g.sum(1).exp()
+    for i, (x, dx, d) in enumerate(zip(xs, dxs, grads, strict=False)):
+        late = int(undecayed and i > 0)
+        dx.addcmul_(d, grow[late])
+        dG[:, : g.shape[1] - late] += channels(x * dx)[:, late:]
+    for y, dy, d in zip(ys, dys, grads[len(xs) :], strict=False):
+        end += (rest * channels(y * d)).sum(1)
+        dy.addcmul_(d, rest)
+        dG -= channels(y * dy)
+    dG[:, -1] += end
+    later = g.new_ones(g.shape[1], g.shape[1]).triu()
+    return later @ dG, None, None, *dxs, *dys
 
 
 class UnitInverse(torch.autograd.Function):
@@ -264,16 +319,17 @@ class UnitInverse(torch.autograd.Function):
 
 
 def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """m = 1, 2, 4 …, and the decay over the earlier and over the later half of each block of 2 m places (blocks 1 1 k)."""
+    """m = 1, 2, 4 …, and the decay over the earlier and over the later half of each block of 2 m places (blocks 1 k)."""
     size = 1
     while decay.shape[1] > 1:
-        before, after = (half[:, None, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
+        before, after = (half[:, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
         yield size, before, after
         decay, size = (before * after).view(len(decay), -1, decay.shape[-1]), 2 * size
 
 
 def _beside(reads: Sequence[Tensor], decay: Tensor, undecayed: bool) -> Tensor:
-    """The reads side by side, n C r k, each with the decay of its own place; undecayed: but for the first without."""
+    """The reads side by side, n C r k, each with the decay of its own place; undecayed: the others than the first
+    without."""
     n, C, k = reads[0].shape
     out = decay.new_empty(n, C, len(reads), k)
     for i, x in enumerate(reads):
@@ -282,7 +338,7 @@ def _beside(reads: Sequence[Tensor], decay: Tensor, undecayed: bool) -> Tensor:
 
 
 def _late(x: Tensor, size: int) -> Tensor:
-    """The later half of each block of 2 · size places: n C r k → blocks size r k."""
+    """The later half of each block of 2 · size places: n C … → blocks size …."""
     return x.view(-1, 2, size, *x.shape[2:])[:, 1]
 
 
@@ -291,11 +347,21 @@ def _early(y: Tensor, size: int) -> Tensor:
     return y.view(-1, 2, size, *y.shape[2:])[:, 0]
 
 
-def _across(pairs: Tensor, size: int) -> Tensor:
-    """What the later half of each block sees of the earlier: w r n C C → n blocks size r size w."""
-    C = pairs.shape[-1]
-    halves = pairs.view(*pairs.shape[:3], -1, 2, size, C // (2 * size), 2, size)[:, :, :, :, 1, :, :, 0]
-    return halves.diagonal(dim1=3, dim2=5).permute(2, 5, 3, 1, 4, 0)
+def _across(pair: Tensor, size: int) -> Tensor:
+    """What the later half of each block sees of the earlier: n C r C → n blocks (size r) size."""
+    n, C, r, _ = pair.shape
+    halves = pair.view(n, -1, 2, size * r, C // (2 * size), 2, size)[:, :, 1, :, :, 0]
+    return halves.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; as a sum of outer products below the size (400 multiplications) under which bmm on CPU is a plain loop."""
+    if a.shape[1] * a.shape[2] * b.shape[2] >= 400:
+        return a @ b
+    out = a[:, :, 0, None] * b[:, 0, None]
+    for i in range(1, a.shape[2]):
+        out.addcmul_(a[:, :, i, None], b[:, i, None])
+    return out
 
 
 def spans(g: Tensor) -> Tensor:
