@@ -191,17 +191,18 @@ class Weighed(torch.autograd.Function):
         if undecayed:
             weight.append(F.pad(weight[0][:, :-1], (0, 0, 1, 0)))
             grow.append(F.pad(grow[0][:, :-1], (0, 0, 1, 0), value=1))
+        total = g.sum(1).exp()
         ctx.undecayed, ctx.r = undecayed, r
-        ctx.save_for_backward(g, rest, *weight, *grow, *vectors)
+        ctx.save_for_backward(total, rest, *weight, *grow, *vectors)
         pairs = [(x @ y.mT).mul_(weight[undecayed and i > 0]) for y in vectors[r:] for i, x in enumerate(vectors[:r])]
         starts = [x * grow[undecayed and i > 0] for i, x in enumerate(vectors[:r])]
-        return *pairs, *starts, *(y * rest for y in vectors[r:]), g.sum(1).exp()
+        return *pairs, *starts, *(y * rest for y in vectors[r:]), total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         undecayed, r, kinds = ctx.undecayed, ctx.r, 1 + ctx.undecayed
-        g, rest, *saved = ctx.saved_tensors
+        total, rest, *saved = ctx.saved_tensors
         weight, grow, vectors = saved[:kinds], saved[kinds : 2 * kinds], saved[2 * kinds :]
         xs, ys = vectors[:r], vectors[r:]
         dxs, dys = [None] * r, [None] * len(ys)
@@ -210,22 +211,20 @@ class Weighed(torch.autograd.Function):
             d = d * weight[undecayed and i > 0]
             dxs[i] = d @ ys[j] if dxs[i] is None else dxs[i].baddbmm_(d, ys[j])
             dys[j] = d.mT @ xs[i] if dys[j] is None else dys[j].baddbmm_(d.mT, xs[i])
-        return _gradients(g, undecayed, xs, ys, dxs, dys, grads[r * len(ys) :], grow, rest)
+        return _gradients(total, undecayed, xs, ys, dxs, dys, grads[r * len(ys) :], grow, rest)
 
 
 class Doubled(torch.autograd.Function):
     """The same with a decay a channel, g n C k, by doubling.
 
     In a block of 2 m places the later m see the earlier m through the place where they meet, with x e^{G_t − G_mid}
-    against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and are kept up in place from block
-    to block, all reads side by side.
+    against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and are kept up in place from
+    block to block, all reads side by side.
     """
 
     @staticmethod
     def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, ...]:
-        ctx.undecayed, ctx.r = undecayed, r
-        ctx.save_for_backward(g, *vectors)
-        decay = g.exp()
+        decay, total = g.exp(), g.sum(1).exp()
         reads, writes = _beside(vectors[:r], decay, undecayed), [y.clone() for y in vectors[r:]]
         pairs = [g.new_zeros(*g.shape[:2], r, g.shape[1]) for _ in writes]
         for y, pair in zip(writes, pairs, strict=True):
@@ -237,39 +236,38 @@ class Doubled(torch.autograd.Function):
                 block.copy_((late.flatten(1, 2) @ early.mT).view(block.shape))
                 early.mul_(after)
             late.mul_(before[:, None])
-        starts = reads.unbind(2)
-        return *(x for pair in pairs for x in pair.unbind(2)), *starts, *writes, g.sum(1).exp()
+        ctx.undecayed, ctx.r = undecayed, r
+        ctx.save_for_backward(decay, total, *vectors)
+        return *(x for pair in pairs for x in pair.unbind(2)), *reads.unbind(2), *writes, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
         undecayed, r = ctx.undecayed, ctx.r
-        g, *vectors = ctx.saved_tensors
-        xs, ys, decay = vectors[:r], vectors[r:], g.exp()
+        decay, total, *vectors = ctx.saved_tensors
+        xs, ys = vectors[:r], vectors[r:]
         d_pairs = [torch.stack(grads[i : i + r], dim=2) for i in range(0, r * len(ys), r)]
-        reads, writes = _beside(xs, decay, undecayed), [y.clone() for y in ys]
-        ones = torch.ones_like(g)
+        x, ones = torch.stack(xs, dim=2), torch.ones_like(decay)
         grow, rest = _beside([ones] * (1 + undecayed), decay, undecayed), ones
         own = [d[:, :, 0].diagonal(dim1=-2, dim2=-1)[..., None] for d in d_pairs]
-        dx, dys = torch.zeros_like(reads), [d * xs[0] for d in own]
+        dx, dys = torch.zeros_like(x), [d * xs[0] for d in own]
         for d, y in zip(own, ys, strict=True):
             dx[:, :, 0].addcmul_(d, y)
         for size, before, after in _doubling(decay):
-            late, up, down = _late(reads, size), _late(grow, size), _early(rest, size)
-            rows = late.flatten(1, 2)
-            for y, dy, d in zip(writes, dys, d_pairs, strict=True):
-                early, block = _early(y, size), _across(d, size).reshape(len(late), -1, size)
-                _late(dx, size).addcmul_(_product(block, early).view_as(late), up)
-                _early(dy, size).addcmul_(_product(block.mT, rows), down)
-                early.mul_(after)
-            for x in (late, up):
-                x.mul_(before[:, None])
+            up, down = _late(grow, size), _early(rest, size)
+            late = (_late(x, size) * up).flatten(1, 2)
+            for y, dy, d in zip(ys, dys, d_pairs, strict=True):
+                block = _across(d, size).reshape(len(late), -1, size)
+                seen = _product(block, _early(y, size) * down)
+                _late(dx, size).addcmul_(seen.unflatten(1, (size, r)), up)
+                _early(dy, size).addcmul_(_product(block.mT, late), down)
+            up.mul_(before[:, None])
             down.mul_(after)
-        return _gradients(g, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
+        return _gradients(total, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
 
 
 def _gradients(
-    g: Tensor,
+    total: Tensor,
     undecayed: bool,
     xs: Sequence[Tensor],
     ys: Sequence[Tensor],
@@ -283,22 +281,24 @@ def _gradients(
 
     That of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t} alone, so it is x_t·dx_t − y_t·dy_t.
     """
+    scratch = torch.empty_like(xs[0])
 
-    def channels(z: Tensor) -> Tensor:
-        return z.sum(-1, keepdim=True) if g.shape[-1] == 1 else z
+    def channels(x: Tensor, dx: Tensor) -> Tensor:
+        product = torch.mul(x, dx, out=scratch)
+        return product.sum(-1, keepdim=True) if total.shape[-1] == 1 else product
 
-    dG, end = torch.zeros_like(g), grads[-1] * g.sum(1).exp()
+    C = xs[0].shape[1]
+    dG, end = total.new_zeros(len(total), C, total.shape[1]), grads[-1] * total
     for i, (x, dx, d) in enumerate(zip(xs, dxs, grads, strict=False)):
         late = int(undecayed and i > 0)
         dx.addcmul_(d, grow[late])
-        dG[:, : g.shape[1] - late] += channels(x * dx)[:, late:]
+        dG[:, : C - late] += channels(x, dx)[:, late:]
     for y, dy, d in zip(ys, dys, grads[len(xs) :], strict=False):
-        end += (rest * channels(y * d)).sum(1)
+        end += channels(y, d).mul_(rest).sum(1)
         dy.addcmul_(d, rest)
-        dG -= channels(y * dy)
+        dG -= channels(y, dy)
     dG[:, -1] += end
-    later = g.new_ones(g.shape[1], g.shape[1]).triu()
-    return later @ dG, None, None, *dxs, *dys
+    return total.new_ones(C, C).triu() @ dG, None, None, *dxs, *dys
 
 
 class UnitInverse(torch.autograd.Function):
