@@ -111,48 +111,41 @@ class Scan(torch.autograd.Function):
     def forward(
         ctx, memory: Tensor, written: Tensor, decay: Tensor | None, transition: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        before, last = torch.empty_like(written), torch.empty_like(memory)
-        before[:, 0] = memory
-        for S, after, write, fade, turn in zip(
-            *_along(before, [*before.unbind(1)[1:], last], written, decay, transition), strict=True
-        ):
-            _advance(after, S, write, fade, turn)
+        before, S = torch.empty_like(written), memory
+        for i, advance in enumerate(_chunks(written, decay, transition)):
+            before[:, i] = S
+            S = _advance(S, *advance)
         ctx.save_for_backward(before, decay, transition)
-        return before, last
+        return before, S
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_before: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, d_before: Tensor, dS: Tensor) -> tuple[Tensor | None, ...]:
         before, decay, transition = ctx.saved_tensors
-        d_memory, d_written = torch.empty_like(d_last), torch.empty_like(d_before)
-        d_written[:, -1] = d_last
-        for dS, d_earlier, d, fade, turn in reversed(
-            [*zip(*_along(d_written, [d_memory, *d_written.unbind(1)[:-1]], d_before, decay, transition), strict=True)]
-        ):
-            _advance(d_earlier, dS, d, fade, None if turn is None else turn.mT)
-        d_decay = d_transition = None
+        d_written, d_decay, d_transition = torch.empty_like(before), None, None
+        turned = None if transition is None else transition.mT
+        for i, advance in reversed([*enumerate(_chunks(d_before, decay, turned))]):
+            d_written[:, i] = dS
+            dS = _advance(dS, *advance)
         if decay is not None:
             d_decay = (d_written * before).sum(-1)
-            d_decay = d_decay.sum(-1, keepdim=True) if decay.shape[-1] == 1 else d_decay
+            if decay.shape[-1] == 1:
+                d_decay = d_decay.sum(-1, keepdim=True)
         if transition is not None:
             d_transition = d_written @ before.mT
-        return d_memory, d_written, d_decay, d_transition
+        return dS, d_written, d_decay, d_transition
 
 
-def _along(*parts: Tensor | list[Tensor] | None) -> list:
-    """The chunks of each, side by side; None for each chunk where there is none."""
-    n = parts[0].shape[1]
-    return [[None] * n if x is None else x if isinstance(x, list) else x.unbind(1) for x in parts]
+def _chunks(written: Tensor, *others: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+    """Each chunk's part of all of them."""
+    nothing = [None] * written.shape[1]
+    return zip(written.unbind(1), *(nothing if x is None else x.unbind(1) for x in others), strict=True)
 
 
-def _advance(out: Tensor, S: Tensor, write: Tensor, fade: Tensor | None, turn: Tensor | None) -> None:
-    """out = write + fade ⊙ S + turn S, in place."""
-    if fade is None:
-        torch.add(write, S, out=out)
-    else:
-        torch.addcmul(write, fade[..., None], S, out=out)
-    if turn is not None:
-        out.baddbmm_(turn, S)
+def _advance(S: Tensor, write: Tensor, decay: Tensor | None, transition: Tensor | None) -> Tensor:
+    """write + decay ⊙ S + transition S."""
+    kept = write + S if decay is None else torch.addcmul(write, decay[..., None], S)
+    return kept if transition is None else kept.baddbmm_(transition, S)
 
 
 def _decayed(
