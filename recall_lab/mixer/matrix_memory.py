@@ -60,7 +60,7 @@ def step(q: Query, update: Update, memory: Tensor) -> tuple[Value, Tensor]:
     return q @ memory, memory
 
 
-def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 64) -> tuple[Value, Tensor]:
+def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 32) -> tuple[Value, Tensor]:
     """All places from the memory before them: outputs (b h t v) and the memory behind the last; any length.
 
     Linear in t in time and memory. chunk: places solved together, a power of two.
@@ -249,11 +249,12 @@ class Doubled(torch.autograd.Function):
         for size, before, after in _doubling(decay):
             up, down = _late(grow, size), _early(rest, size)
             late = (_late(x, size) * up).flatten(1, 2)
+            seen = None
             for y, dy, d in zip(ys, dys, d_pairs, strict=True):
                 block = _across(d, size).reshape(len(late), -1, size)
-                seen = _product(block, _early(y, size) * down)
-                _late(dx, size).addcmul_(seen.unflatten(1, (size, r)), up)
+                seen = _product(block, _early(y, size) * down, seen)
                 _early(dy, size).addcmul_(_product(block.mT, late), down)
+            _late(dx, size).addcmul_(seen.unflatten(1, (size, r)), up)
             up.mul_(before[:, None])
             down.mul_(after)
         return _gradients(total, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
@@ -270,28 +271,33 @@ def _gradients(
     grow: Sequence[Tensor],
     rest: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of a decay and its vectors from those through ⟨x, y⟩ (dxs, dys) and through what else was given.
+    """The gradients of g and of the vectors, from those through ⟨x, y⟩ (dxs, dys) and from those of the other outputs.
 
-    That of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t} alone, so it is x_t·dx_t − y_t·dy_t.
+    That of G needs no pass of its own: G_t enters as x_t e^{G_t} and y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
     """
-    scratch = torch.empty_like(xs[0])
-
-    def channels(x: Tensor, dx: Tensor) -> Tensor:
-        product = torch.mul(x, dx, out=scratch)
-        return product.sum(-1, keepdim=True) if total.shape[-1] == 1 else product
-
+    d_starts, d_faded, d_total = grads[: len(xs)], grads[len(xs) : -1], grads[-1]
     C = xs[0].shape[1]
-    dG, end = total.new_zeros(len(total), C, total.shape[1]), grads[-1] * total
-    for i, (x, dx, d) in enumerate(zip(xs, dxs, grads, strict=False)):
+    dG, behind = total.new_zeros(2, len(total), C, total.shape[1])
+    for i, (x, dx, d) in enumerate(zip(xs, dxs, d_starts, strict=True)):
         late = int(undecayed and i > 0)
         dx.addcmul_(d, grow[late])
-        dG[:, : C - late] += channels(x, dx)[:, late:]
-    for y, dy, d in zip(ys, dys, grads[len(xs) :], strict=False):
-        end += channels(y, d).mul_(rest).sum(1)
-        dy.addcmul_(d, rest)
-        dG -= channels(y, dy)
-    dG[:, -1] += end
-    return total.new_ones(C, C).triu() @ dG, None, None, *dxs, *dys
+        _add_product(dG[:, : C - late], x[:, late:], dx[:, late:])
+    for y, dy, d in zip(ys, dys, d_faded, strict=True):
+        _add_product(dG, y, dy, sign=-1)
+        d = d * rest
+        dy.add_(d)
+        _add_product(behind, y, d)
+    later = total.new_ones(C, C).triu()
+    dg = torch.baddbmm(later @ dG, (1 - later).expand(len(dG), -1, -1), behind).add_((d_total * total)[:, None])
+    return dg, None, None, *dxs, *dys
+
+
+def _add_product(to: Tensor, x: Tensor, y: Tensor, sign: int = 1) -> None:
+    """to += x ⊙ y, or x·y where all channels share one."""
+    if to.shape[-1] == 1:
+        to.add_((x * y).sum(-1, keepdim=True), alpha=sign)
+    else:
+        to.addcmul_(x, y, value=sign)
 
 
 class UnitInverse(torch.autograd.Function):
@@ -312,7 +318,7 @@ class UnitInverse(torch.autograd.Function):
 
 
 def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """m = 1, 2, 4 …, and the decay over the earlier and over the later half of each block of 2 m places (blocks 1 k)."""
+    """m = 1, 2, 4 …, and the decay over the earlier and the later half of each block of 2 m places (blocks 1 k)."""
     size = 1
     while decay.shape[1] > 1:
         before, after = (half[:, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
@@ -347,13 +353,16 @@ def _across(pair: Tensor, size: int) -> Tensor:
     return halves.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b; as a sum of outer products below the size (400 multiplications) under which bmm on CPU is a plain loop."""
+def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """a @ b, added to `out` where it is given.
+
+    A sum of outer products below the size (400 multiplications) under which bmm on CPU is a plain loop.
+    """
     if a.shape[1] * a.shape[2] * b.shape[2] >= 400:
-        return a @ b
-    out = a[:, :, 0, None] * b[:, 0, None]
-    for i in range(1, a.shape[2]):
-        out.addcmul_(a[:, :, i, None], b[:, i, None])
+        return a @ b if out is None else out.baddbmm_(a, b)
+    out = b.new_zeros(()).expand(len(a), a.shape[1], b.shape[2]) if out is None else out
+    for i in range(a.shape[2]):
+        out = torch.addcmul(out, a[:, :, i, None], b[:, i, None])
     return out
 
 
@@ -395,8 +404,8 @@ class MatrixMemory(Mixer):
     """A mechanism on this engine states its `update`, and its query, its output or the shape of its memory where
     they differ."""
 
-    chunk: ClassVar[int] = 64
-    """Places solved together: the fastest choice differs between mechanisms."""
+    chunk: ClassVar[int] = 32
+    """Places solved together, a power of two."""
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
