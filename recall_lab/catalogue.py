@@ -51,8 +51,8 @@ def facts(mixer: str) -> list[str]:
         return []
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
     family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
-    sizes = " and ".join(f"{model.state_size(length)[0]:,} at n={length}" for length in (256, 512))
-    return [f"Family: {family}. Numbers carried a layer at d_model={config.model.d_model}: {sizes}."]
+    elements, _ = model.state_size(512)
+    return [f"Family: {family}. Carries {elements:,} numbers a layer at n=512 and d_model={config.model.d_model}."]
 
 
 def describe(path: Path) -> str:
@@ -79,10 +79,11 @@ def show(overrides: list[str], sequences: int = 1, seed: int = 0, config_dir: st
     settings = ", ".join(f"{key}={value}" for key, value in config.task.items() if not key.startswith("_"))
     console.print(f"{type(task).__name__}({settings})")
     if sequences == 1:
-        _example(task, batch, console)
+        (_vectors if task.continuous else _example)(task, batch, console)
     else:
         _distribution(batch, console)
-    console.print(f"scored places a sequence: {batch.scored.sum() / sequences:g}; chance level: {task.chance:.4g}")
+    level = "normalised error of a guess" if task.continuous else "chance level"
+    console.print(f"scored places a sequence: {batch.scored.sum() / sequences:g}; {level}: {task.chance:.4g}")
 
 
 def _example(task: Task, batch: Batch, console: Console) -> None:
@@ -109,6 +110,19 @@ def _example(task: Task, batch: Batch, console: Console) -> None:
     for role in [*kinds, *({"filler"} & set(roles.ravel().tolist()))]:
         legend.append(f"{role} " if role != "filler" else "filler (.) ", style=style.get(role, ""))
     console.print(legend)
+
+
+def _vectors(task: Task, batch: Batch, console: Console) -> None:
+    """A place a line: its role, the vector that stands there, and the one that is asked."""
+    for place, (token, target, role) in enumerate(
+        zip(batch.tokens[0], batch.targets[0], task.roles(batch.tokens)[0], strict=True)
+    ):
+        line = Text(f"{place:4} {role:<8}", style=COLOURS[0] if batch.scored[0, place] else COLOURS[1])
+        line.append(" ".join(f"{x:4.1f}" if x % 1 else f"{x:4.0f}" for x in token), style="default")
+        console.print(line)
+        if batch.scored[0, place]:
+            console.print(Text("     target  " + " ".join(f"{x:4.1f}" for x in target), style="bold"))
+    console.print()
 
 
 def _distribution(batch: Batch, console: Console) -> None:
