@@ -158,8 +158,8 @@ def answers(
     return torch.cat(outputs, dim=2)
 
 
-CHUNK = 1 << 24
-"""Numbers of copied memory held at a time."""
+CHUNK = 1 << 20
+"""Numbers of copied memory held at a time: few enough to stay in a processor's cache."""
 
 
 def weights(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Float[Tensor, "b h m s"]:
