@@ -37,11 +37,11 @@ class Model(nn.Module):
     """Tokens → logits. Positions are told by the mixers alone: there is no positional embedding.
 
     vocab    ids of tokens, and classes of the read-out
-    mixer    called with d_model once a layer, gives that layer's mixer
+    mixer    called with d_model once a layer, gives that layer's mixer; of a list of such, each in turn
     d_model  width between the blocks
     layers   number of blocks
     mlp      width of each block's MLP in units of d_model; 0: none, as recall models learn faster without
-    continuous  tokens are vectors of that many numbers, and so are the answers; 0: tokens are ids
+    width    tokens are vectors of that many numbers, and the answers vectors of `vocab`; 0: tokens are ids
 
     Raises ValueError on impossible sizes.
     """
@@ -49,20 +49,23 @@ class Model(nn.Module):
     def __init__(
         self,
         vocab: int,
-        mixer: Callable[..., Mixer],
+        mixer: Callable[..., Mixer] | list[Callable[..., Mixer]],
         d_model: int = 64,
         layers: int = 2,
         mlp: float = 0,
-        continuous: int = 0,
+        width: int = 0,
     ) -> None:
         super().__init__()
         for name, value, least in (("d_model", d_model, 1), ("layers", layers, 1), ("mlp", mlp, 0)):
             if value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
-        self.embed = nn.Linear(continuous, d_model) if continuous else nn.Embedding(vocab, d_model)
-        self.blocks = nn.ModuleList(Block(mixer(d_model=d_model), d_model, mlp) for _ in range(layers))
+        self.embed = nn.Linear(width, d_model) if width else nn.Embedding(vocab, d_model)
+        makers = mixer if isinstance(mixer, list) else [mixer]
+        self.blocks = nn.ModuleList(
+            Block(makers[layer % len(makers)](d_model=d_model), d_model, mlp) for layer in range(layers)
+        )
         self.norm = nn.RMSNorm(d_model, eps=1e-5)
-        self.read_out = nn.Linear(d_model, continuous or vocab)
+        self.read_out = nn.Linear(d_model, vocab)
 
     def enter(self, tokens: Shaped[Tensor, "b t *c"]) -> Hidden:
         """Embeddings; the channels of a place, where tokens have several, are added."""

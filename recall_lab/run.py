@@ -9,7 +9,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import math
 import os
 import platform
 import re
@@ -26,8 +25,9 @@ from typing import Any
 import hydra
 from filelock import FileLock, Timeout
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -49,13 +49,16 @@ log = logging.getLogger("recall_lab")
 
 
 class Claim(Callback):
-    """Before Hydra writes anything: the output folder is made ours, or the command ends."""
+    """Before Hydra writes anything: keys nobody reads are refused and the output folder is made ours."""
 
     folder: Path | None = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         Claim.folder = Path(config.root) / config.name
         try:
+            known = set(OmegaConf.load(CONF / "config.yaml")) | {"task", "mixer"}
+            if unknown := sorted(set(config) - known):
+                raise ValueError(f"there is no setting {unknown[0]}{meant(unknown[0])}")
             results.claim(Claim.folder)
         except ValueError as error:
             # Hydra turns a callback's exceptions into warnings; it lets this one through.
@@ -115,8 +118,9 @@ def _work(config: dict[str, Any], folder: Path, title: str) -> float:
             raise
         except Exception as error:
             log.exception("failed")
-            note("failed", error=f"{type(error).__name__}: {one_line(error)}")
-            say(f"failed    {title}: {one_line(error)}")
+            note("failed", error=one_line(error))
+            if sweeping():
+                say(f"failed    {title}")
             return FAILED
         note("finished", validation_loss_bits=outcome["loss_bits"])
         log.info("finished")
@@ -133,12 +137,12 @@ def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any],
     facts["device"] = str(device)
     task = hydra.utils.instantiate(config["task"])
     training = hydra.utils.instantiate(config["train"], _convert_="all")
-    testing = config["test"]
+    testing = hydra.utils.instantiate(config["test"], _convert_="all")
     trained = train.training_cells(task, training.cells)
-    tested = train.test_cells(task, testing["cells"], trained)
+    tested = train.test_cells(task, testing.cells, trained)
     torch.manual_seed(config["seed"])
     mixer = hydra.utils.instantiate(config["mixer"])
-    model = hydra.utils.instantiate(config["model"], vocab=task.vocab, mixer=mixer).to(device)
+    model = hydra.utils.instantiate(config["model"], vocab=task.vocab, width=task.width, mixer=mixer).to(device)
     log.info("%s on %s: %d parameters", title, device, sum(p.numel() for p in model.parameters()))
     curve_path = folder / "curve.json"
 
@@ -154,11 +158,11 @@ def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any],
     rows: list[results.Row] = []
     for split, cells, least in (
         ("validation", trained, training.validation_sequences),
-        ("test", tested, testing["sequences"]),
+        ("test", tested, testing.sequences),
     ):
         for cell in cells:
             at = task.at(**cell)
-            sequences = max(least, testing["tokens"] // at.length) if split == "test" else least
+            sequences = max(least, testing.tokens // at.length) if split == "test" else least
             scores = train.evaluate(model, task, cell, config["data_seed"], split, sequences, device)
             elements, size = model.state_size(at.length)
             scores |= {"chance": at.chance, "state_elements": elements, "state_bytes": size}
@@ -237,13 +241,18 @@ def progress(title: str, steps: int) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    quiet = not console.is_terminal or not HydraConfig.initialized() or HydraConfig.get().mode.name == "MULTIRUN"
+    quiet = not console.is_terminal or sweeping()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=console, disable=quiet) as bar:
         task = bar.add_task(title, total=steps, accuracy="")
         yield lambda point: bar.update(
             task, completed=point["step"], accuracy=f"validation accuracy {point['accuracy']:.3f}"
         )
+
+
+def sweeping() -> bool:
+    """Whether this run is one of several of a Hydra sweep."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def now() -> str:
@@ -264,44 +273,37 @@ def complain(error: BaseException) -> int:
 
 def one_line(error: BaseException) -> str:
     """The error in one readable line, with the key that was meant where one was misspelt."""
-    cause: BaseException | None = error
-    texts = []
-    while cause is not None:
-        texts.append(str(cause).strip() or type(cause).__name__)
-        cause = cause.__cause__
-    text = "\n".join(texts)
-    if missing := re.search(r"Key '(.+?)' is not in struct\s+full_key: (\S+)", text):
-        key = missing[2]
-        return f"there is no setting {key}{meant(key, settings())}"
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    text = "\n".join(map(str, chain))
+    if missing := re.search(r"Key '.+?' is not in struct\s+full_key: (\S+)", text):
+        return f"there is no setting {missing[1]}{meant(missing[1])}"
+    if missing := re.search(r"Could not override '(.+?)'", text):
+        return f"there is no setting {missing[1]}{meant(missing[1])}"
     if missing := re.search(r"Could not find '(.+?)'", text):
         group, _, option = missing[1].rpartition("/")
-        options = [path.stem for path in (CONF / group).glob("*.yaml")]
-        return f"there is no {group or 'config'} {option!r}; there are {', '.join(sorted(options))}"
-    if missing := re.search(r"In '.+?': Could not find|Could not override '(.+?)'", text):
-        return f"there is no setting {missing[1]}{meant(missing[1] or '', settings())}"
-    if isinstance(error, HydraException):
-        # Hydra wraps what a constructor raised: the innermost error is the one that says what is wrong.
-        text = texts[-1]
-    return " ".join(text.split())
+        options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"
+    # Hydra wraps what a constructor raised: the innermost error is the one that says what is wrong.
+    return " ".join(str(chain[-1] if isinstance(error, InstantiationException) else error).split())
 
 
-def settings() -> list[str]:
-    """Every key of the default configuration, dotted."""
-    found: list[str] = []
+def meant(word: str) -> str:
+    """The setting that a misspelt one comes closest to, as a question; nothing where none is near."""
+    known: list[str] = []
 
-    def walk(config: Any, prefix: str) -> None:
+    def walk(config: dict[str, Any], prefix: str) -> None:
         for key, value in config.items():
-            found.append(f"{prefix}{key}")
+            known.append(f"{prefix}{key}")
             if isinstance(value, dict):
                 walk(value, f"{prefix}{key}.")
 
     for path in CONF.rglob("*.yaml"):
-        group = path.relative_to(CONF).parent.as_posix()
-        walk(OmegaConf.to_container(OmegaConf.load(path)), "" if group == "." else f"{group}.")
-    return found
-
-
-def meant(word: str, known: list[str]) -> str:
+        # conf/GROUP/NAME.yaml lands under GROUP; so does conf/GROUP_base.yaml, which the options of GROUP take in.
+        group = path.parent.name if path.parent != CONF else path.stem.partition("_base")[0]
+        walk(OmegaConf.to_container(OmegaConf.load(path)), "" if group in ("config", "experiment") else f"{group}.")
+        known.append(group)
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -321,10 +323,7 @@ def app(config: DictConfig) -> float:
     resolved = OmegaConf.to_container(config, resolve=True)
     choices = HydraConfig.get().runtime.choices
     resolved["choice"] = {"task": choices["task"], "mixer": choices["mixer"]}
-    loss = execute(resolved)
-    if not math.isfinite(loss):
-        raise AssertionError("a run's value must be finite")
-    return loss
+    return execute(resolved)
 
 
 def main(arguments: list[str]) -> int:
@@ -354,16 +353,14 @@ def finish(folder: Path, sweep: str) -> int:
     """The report where one is wanted and possible, then the failures of this command, each in a line."""
     from recall_lab import report
 
-    config = OmegaConf.load(results.runs(folder)[-1] / "config.yaml")
-    if config.report:
-        try:
-            say(report.make(folder))
-        except results.ForeignFolder as nothing:
-            say(str(nothing))
-    failed = [run for run in results.runs(folder) if _failed(results.status(run), sweep)]
+    runs = results.runs(folder)
+    finished = [run for run in runs if results.status(run)["state"] == "finished"]
+    if finished and results.read_config(runs[-1])["report"]:
+        say(report.make(folder))
+    failed = [run for run in runs if _failed(results.status(run), sweep)]
     for run in failed:
         status = results.status(run)
-        sys.stderr.write(f"recall-lab: {run} {status['state']}: {status.get('error', 'see run.log')}\n")
+        sys.stderr.write(f"recall-lab: {run} {status['state']}: {status.get('error', 'cut off')}\n")
     return 1 if failed else 0
 
 

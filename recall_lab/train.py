@@ -45,12 +45,14 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name}={getattr(self, name)}: at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"train.{name}={value}: a whole number of at least 1")
         for name in ("lr", "clip"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"train.{name}={getattr(self, name)}: more than 0")
-        if not 0 <= self.warmup <= 1:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"train.{name}={value}: a number above 0")
+        if not isinstance(self.warmup, int | float) or not 0 <= self.warmup <= 1:
             raise ValueError(f"train.warmup={self.warmup}: a share of the steps, 0 to 1")
 
     def rate(self, step: int) -> float:
@@ -59,6 +61,21 @@ class Training:
         if step < warm:
             return self.lr * (step + 1) / (warm + 1)
         return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Testing:
+    """How a trained model is tested; conf/config.yaml says what each key means."""
+
+    tokens: int
+    sequences: int
+    cells: list[Cell] | None
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "sequences"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"test.{name}={value}: a whole number of at least 1")
 
 
 class NotFinite(ArithmeticError):

@@ -6,6 +6,7 @@ own options. Everything else follows from those two.
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,18 +51,18 @@ class Mixer(nn.Module, ABC):
 
     def __post_init__(self) -> None:
         super().__init__()
-        for name in ("d_key", "d_value"):
-            if getattr(self, name) is None:
+        least = {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is None and name in ("d_key", "d_value"):
                 if self.d_model % self.heads:
                     raise ValueError(
                         f"d_model={self.d_model} is not divisible by heads={self.heads}; give {name} yourself, "
                         "or choose heads that divide d_model"
                     )
                 setattr(self, name, self.d_model // self.heads)
-        for name, least in {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: a whole number of at least {least}")
+            elif not isinstance(value, int) or value < smallest:
+                raise ValueError(f"{name}={value!r}: a whole number of at least {smallest}")
         keys, values = self.heads * self.d_key, self.heads * self.d_value
         self.q_proj = nn.Linear(self.d_model, keys, bias=False)
         self.k_proj = nn.Linear(self.d_model, keys, bias=False)
@@ -196,6 +197,12 @@ class ShortConv(nn.Module):
         padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
         y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
         return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Where autocast would round what must stay exact; x names the device, which may be one that has no autocast."""
+    known = torch.amp.is_autocast_available(x.device.type)
+    return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ class GatedLinear(MatrixMemory):
     Source: the formula of the claims; RetNet, Sun et al., arXiv 2307.08621 (fixed γ); Mamba-2, arXiv 2405.21060.
     """
 
-    decay: str | float = "learned"
+    decay: str | int | float = "learned"
     """γ: "learned", "retention", or a number in (0, 1], 1 being off."""
-    write: str | float = "learned"
+    write: str | int | float = "learned"
     """σ: "learned", or a number, 1 being off."""
 
     def __post_init__(self) -> None:

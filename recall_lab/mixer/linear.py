@@ -3,17 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from recall_lab.mixer.matrix_memory import MatrixMemory, Update
-from recall_lab.shapes import Gates, Query, Value
-
-FEATURES = {
-    "identity": lambda x: x,
-    "elu+1": lambda x: F.elu(x) + 1,
-    "relu": F.relu,
-    "softplus": F.softplus,
-}
+from recall_lab.mixer.feature_map import feature_map
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, full
+from recall_lab.shapes import Gates, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -27,16 +21,25 @@ class Linear(MatrixMemory):
     """
 
     feature_map: str = "identity"
-    """φ: identity, elu+1, relu or softplus."""
+    """φ: identity, elu+1, relu, softplus, dpfp, taylor or hedgehog (learned, for q and k apart)."""
     normalizer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.feature_map not in FEATURES:
-            raise ValueError(f"feature_map={self.feature_map!r}: one of {', '.join(FEATURES)}")
         if self.normalizer and self.feature_map == "identity":
             raise ValueError("normalizer=true needs a positive feature_map, not identity")
+        self.q_map = feature_map(self.feature_map, self.d_key)
+        self.k_map = feature_map(self.feature_map, self.d_key)
+
+    def query(self, q: Query) -> Tensor:
+        return self.q_map(q) * q.shape[-1] ** -0.5
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        k = FEATURES[self.feature_map](k)
-        return Update(k, torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) if self.normalizer else v)
+        return Update(self.k_map(k), torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) if self.normalizer else v)
+
+    def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
+        return o[..., :-1] / (o[..., -1:] + 1e-10) if self.normalizer else o
+
+    def empty(self, q: Query, v: Value) -> State:
+        features = self.query(full(q[:, :, :1])).shape[-1]
+        return {"S": full(v).new_zeros(*q.shape[:2], features, v.shape[-1] + self.normalizer)}

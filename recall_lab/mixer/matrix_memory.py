@@ -14,16 +14,20 @@ are again one batched product. Nothing is ever divided by a decay, so nothing ov
 Sources of the form: Yang et al., arXiv 2406.06484 (delta rule) and 2312.06635 (decay a channel).
 """
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from recall_lab.mixer.base import Mixer
-from recall_lab.shapes import Gates, Query, State, Value
+from recall_lab.mixer.base import Mixer, without_autocast
+from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
 class Update(NamedTuple):
@@ -36,21 +40,22 @@ class Update(NamedTuple):
     log_decay: Tensor | None = None
     """g ≤ 0: b h t (one for the whole matrix) or b h t k (one a key channel); None: no decay."""
     erase_read: Tensor | None = None
-    """a, read from the decayed memory S': b h t k; None: nothing is erased.
-
-    A mechanism that reads before the decay passes a e^{−g}."""
+    """a, what the memory is read with for erasing: b h t k; None: nothing is erased."""
     erase_key: Tensor | None = None
     """b: b h t k; None: the write key."""
+    undecayed: bool = False
+    """Whether a reads S_{t−1} instead of the decayed S'."""
 
 
 def step(q: Query, update: Update, memory: Tensor) -> tuple[Value, Tensor]:
     """One place, by the definition; memory is b h k v."""
-    k, v, g, a, b = update
+    k, v, g, a, b, undecayed = update
+    before = memory
     if g is not None:
         memory = memory * (g[..., None] if g.dim() == 3 else g.mT).exp()
     write = k.mT @ v
     if a is not None:
-        write = write + (k if b is None else b).mT @ (a @ memory)
+        write = write + (k if b is None else b).mT @ (a @ (before if undecayed else memory))
     memory = memory + write
     return q @ memory, memory
 
@@ -60,104 +65,177 @@ def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 64) -> tuple[
 
     Linear in t in time and memory. chunk: places solved together, a power of two.
     """
-    length = q.shape[2]
+    *shape, length, _ = q.shape
     chunk = min(chunk, 1 << (length - 1).bit_length())
 
     def fold(x: Tensor | None) -> Tensor | None:
+        """Chunks side by side: (b h n) C (…)."""
         if x is None:
             return None
-        padding = (0, 0) * (x.dim() - 3) + (0, -length % chunk)
-        return (F.pad(x, padding) if padding[-1] else x).unflatten(2, (-1, chunk))
+        if length % chunk:
+            x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, -length % chunk))
+        return x.reshape(-1, chunk, *x.shape[3:])
 
-    q, k, v, g, a, b = map(fold, (q, *update))
-    shared = a is None or b is None
-    writes = [k] if shared else [k, b]
-    pair, grow, rest, total = _decays([q] if a is None else [q, a], writes, g)
-    faded = [y * rest for y in writes] if rest is not None else writes
-    q_start = q if grow is None else q * grow
-
+    q, k, v, g, a, b = map(fold, (q, *update[:5]))
+    widths = [v.shape[-1], q.shape[-1]]
+    reads, writes = [q] if a is None else [q, a], [k] if b is None else [k, b]
+    pairs, starts, faded, total = _decayed(reads, writes, g, update.undecayed)
     if a is None:
-        value, carry = v, None
+        reader, transition = starts[0], None
+        output, written = pairs[0][0] @ v, faded[0].mT @ v
     else:
-        a_start = a if grow is None else a * grow
-        onto, target = (pair[1][0], v) if shared else (pair[1][1], pair[1][0].tril(-1) @ v)
+        # u = X + Y S, solved for X and Y side by side, is what the last of the writes adds: together with v, or beside
+        # it where erasing has keys of its own.
+        target = v if b is None else pairs[0][1].tril(-1) @ v
         solved = torch.linalg.solve_triangular(
-            -onto.tril(-1), torch.cat([target, a_start], dim=-1), upper=False, unitriangular=True
+            -pairs[-1][1], torch.cat([target, starts[1]], dim=-1), upper=False, unitriangular=True
         )
-        value, carry = solved.split([v.shape[-1], a.shape[-1]], dim=-1)
+        output, carry = (pairs[-1][0] @ solved).split(widths, dim=-1)
+        written, transition = (faded[-1].mT @ solved).split(widths, dim=-1)
+        reader = starts[0] + carry
+        if b is not None:
+            output, written = output + pairs[0][0] @ v, written + faded[0].mT @ v
 
-    # `value` and `carry` belong to the last of `writes`; where erasing has keys of its own, v is written beside it.
-    written = faded[-1].mT @ value
-    output = pair[0][-1] @ value
-    if not shared:
-        written = written + faded[0].mT @ v
-        output = output + pair[0][0] @ v
-    transition = None if carry is None else faded[-1].mT @ carry
-    reader = q_start if carry is None else q_start + pair[0][-1] @ carry
-
-    starts, memory = _scan(memory, total, transition, written)
-    output = output + reader @ starts
-    return output.flatten(2, 3)[:, :, :length], memory
+    before, memory = _scan(memory, total, transition, written)
+    output = torch.baddbmm(output, reader, before)
+    return output.view(*shape, -1, widths[0])[:, :, :length], memory
 
 
 def _scan(memory: Tensor, decay: Tensor | None, transition: Tensor | None, written: Tensor) -> tuple[Tensor, Tensor]:
-    """The memory before each chunk (b h n k v) and behind the last: S ← decay S + transition S + written."""
+    """The memory before each chunk, (b h n) k v, and behind the last: S ← decay S + transition S + written."""
+    S = memory.flatten(0, 1)
+    written = written.unflatten(0, (len(S), -1))
     if decay is None and transition is None:
-        ends = torch.cat([memory[:, :, None], written], dim=2).cumsum(dim=2)
-        return ends[:, :, :-1], ends[:, :, -1]
-    starts = []
-    decays = [None] * written.shape[2] if decay is None else decay.unbind(2)
-    transitions = [None] * written.shape[2] if transition is None else transition.unbind(2)
-    for fade, turn, write in zip(decays, transitions, written.unbind(2), strict=True):
-        starts.append(memory)
-        kept = memory if fade is None else memory * fade
-        if turn is not None:
-            write = torch.baddbmm(write.flatten(0, 1), turn.flatten(0, 1), memory.flatten(0, 1)).view_as(write)
-        memory = kept + write
-    return torch.stack(starts, dim=2), memory
+        ends = torch.cat([S[:, None], written], dim=1).cumsum(dim=1)
+        return ends[:, :-1].flatten(0, 1), ends[:, -1].view_as(memory)
+    chunks, before = written.shape[1], []
+    decays = [None] * chunks if decay is None else decay.unflatten(0, (len(S), -1)).unbind(1)
+    transitions = [None] * chunks if transition is None else transition.unflatten(0, (len(S), -1)).unbind(1)
+    for fade, turn, write in zip(decays, transitions, written.unbind(1), strict=True):
+        before.append(S)
+        kept = write + S if fade is None else torch.addcmul(write, S, fade)
+        S = kept if turn is None else torch.baddbmm(kept, turn, S)
+    return torch.stack(before, dim=1).flatten(0, 1), S.view_as(memory)
 
 
-def _decays(
-    reads: list[Tensor], writes: list[Tensor], g: Tensor | None
-) -> tuple[list[list[Tensor]], Tensor | None, Tensor | None, Tensor | None]:
-    """⟨x, y⟩ for each x in reads and y in writes (zero for s > t), and e^{G_t}, e^{G_C − G_s}, e^{G_C}.
+def _decayed(
+    reads: list[Tensor], writes: list[Tensor], g: Tensor | None, undecayed: bool
+) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor | None]:
+    """Within chunks (n C k): for each y of writes ⟨x, y⟩ for each x of reads, x e^{G_t}, y e^{G_C − G_s}, and e^{G_C}.
 
-    All sums of g run over the places they stand for and never are differences of longer ones, which would lose
-    what is left of a weak decay beside strong ones.
+    In ⟨x, y⟩ nothing stands for s > t; of a second read the places s < t alone are meant.
     """
-    chunk = writes[0].shape[-2]
-    ones = writes[0].new_ones(chunk, chunk)
     if g is None:
-        return [[(x @ y.mT).tril() for y in writes] for x in reads], None, None, None
-    per_channel = g.dim() == 5
-    if not per_channel:
-        g = g[..., None]
-    grow = (ones.tril() @ g).exp()
-    rest = (ones.triu(1) @ g).exp()
-    total = g.sum(-2, keepdim=True).exp()
-    if per_channel:
-        return [[_pair(x, y, g) for y in writes] for x in reads], grow, rest, total.mT
-    span = ones.tril() @ (g * ones.tril(-1))
-    weight = span.masked_fill(ones.triu(1).bool(), -torch.inf).exp()
-    return [[(x @ y.mT) * weight for y in writes] for x in reads], grow, rest, total
+        return [[(x @ y.mT).tril_() for x in reads] for y in writes], reads, writes, None
+    if g.dim() == 3:
+        pairs, starts, faded, total = Decayed.apply(g, undecayed, len(reads), *reads, *writes)
+        return [pair.unbind(2) for pair in pairs], starts.unbind(2), faded.unbind(0), total[..., None]
+    # One decay for all channels: the same of ones, once for each kind of read, weighs the plain products.
+    one = g.new_ones(()).expand(*g.shape, 1)
+    kinds = 1 + (undecayed and len(reads) > 1)
+    weight, grow, rest, total = Decayed.apply(g[..., None], undecayed, kinds, *[one] * (kinds + 1))
+    kind = [min(i, kinds - 1) for i in range(len(reads))]
+    pairs = [[x @ y.mT * weight[0, :, :, i] for x, i in zip(reads, kind, strict=True)] for y in writes]
+    starts = [x * grow[:, :, i] for x, i in zip(reads, kind, strict=True)]
+    return pairs, starts, [y * rest[0] for y in writes], total[..., None]
 
 
-def _pair(x: Tensor, y: Tensor, g: Tensor) -> Tensor:
-    """⟨x, y⟩ with a decay a channel (… C k → … C C), by halving: a later half sees an earlier one through the place
-    where they meet, x e^{G_t − G_mid} against y e^{G_mid − G_s}, two factors of at most one."""
-    size = x.shape[-2]
-    if size == 1:
-        return x @ y.mT
-    half = size // 2
-    ones = g.new_ones(half, half)
-    early, late = (slice(None, half), slice(half, None))
-    across = (x[..., late, :] * (ones.tril() @ g[..., late, :]).exp()) @ (
-        y[..., early, :] * (ones.triu(1) @ g[..., early, :]).exp()
-    ).mT
-    halves = [t.unflatten(-2, (2, half)) for t in (x, y, g)]
-    inner = _pair(*halves)
-    top = torch.cat([inner[..., 0, :, :], torch.zeros_like(across)], dim=-1)
-    return torch.cat([top, torch.cat([across, inner[..., 1, :, :]], dim=-1)], dim=-2)
+class Decayed(torch.autograd.Function):
+    """⟨x, y⟩ (w n C r C), x e^{G_t} (n C r k), y e^{G_C − G_s} (w n C k) and e^{G_C} (n k) for r reads x and w writes y.
+
+    By doubling: in a block of 2 m places the later m see the earlier m through the place where they meet, x e^{G_t − G_mid}
+    against y e^{G_mid − G_s}. Both factors are products of decays, at most one each, and grow in place with the block.
+    The gradient of G needs no other pass: G_t enters only as x_t e^{G_t} and y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
+    """
+
+    @staticmethod
+    def forward(ctx, g: Tensor, undecayed: bool, r: int, *vectors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.undecayed, ctx.r = undecayed, r
+        ctx.save_for_backward(g, *vectors)
+        decay, reads, writes = g.exp(), torch.stack(vectors[:r], dim=2), torch.stack(vectors[r:])
+        pairs = reads.new_zeros(len(writes), *g.shape[:2], r, g.shape[1])
+        pairs[:, :, :, 0].diagonal(dim1=-2, dim2=-1).copy_((reads[:, :, 0] * writes).sum(-1))
+        _decayed_ones(reads, undecayed).mul_(decay[:, :, None])
+        for size, before, after in _doubling(decay):
+            late = _late(reads, size)
+            for y, pair in zip(writes, pairs, strict=True):
+                early, block = _early(y, size), _across(pair, size)
+                block.copy_((late.flatten(1, 2) @ early.mT).view_as(block))
+                early.mul_(after)
+            late.mul_(before[:, None])
+        return pairs, reads, writes, g.sum(1).exp()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dpairs: Tensor, dreads: Tensor, dwrites: Tensor, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        g, *vectors = ctx.saved_tensors
+        undecayed, r = ctx.undecayed, ctx.r
+        decay, x, y = g.exp(), torch.stack(vectors[:r], dim=2), torch.stack(vectors[r:])
+        reads, writes = x.clone(), y.clone()
+        grow, rest = x.new_ones(*g.shape[:2], r if undecayed else 1, g.shape[2]), torch.ones_like(g)
+        own = dpairs[:, :, :, 0].diagonal(dim1=-2, dim2=-1)[..., None]
+        dx, dy = torch.zeros_like(x), own * x[:, :, 0]
+        dx[:, :, 0] = (own * y).sum(0)
+        for z in (reads, grow):
+            _decayed_ones(z, undecayed).mul_(decay[:, :, None])
+        for size, before, after in _doubling(decay):
+            late, up, down = _late(reads, size), _late(grow, size), _early(rest, size)
+            for early, d_early, pair in zip(
+                *(map(_early, z, [size] * len(z)) for z in (writes, dy)), dpairs, strict=True
+            ):
+                block = _across(pair, size).reshape(len(late), -1, size)
+                _late(dx, size).addcmul_((block @ early).view_as(late), up)
+                d_early.addcmul_(block.mT @ late.flatten(1, 2), down)
+                early.mul_(after)
+            late.mul_(before[:, None])
+            up.mul_(before[:, None])
+            down.mul_(after)
+        dx.addcmul_(dreads, grow)
+        dy.addcmul_(dwrites, rest)
+        x.mul_(dx)
+        dG = _decayed_ones(x, undecayed).sum(2) - (y * dy).sum(0)
+        dG[:, -1] += (writes * dwrites).sum((0, 2)) + dtotal * g.sum(1).exp()
+        if undecayed and r > 1:  # the second read enters with G_{t−1}
+            dG[:, :-1] += x[:, 1:, 1]
+        dg = torch.ones_like(g[0, :, :1] @ g[0, :, :1].mT).triu() @ dG
+        return dg, None, None, *dx.unbind(2), *dy.unbind(0)
+
+
+def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """m = 1, 2, 4 … with the decay over the earlier and over the later half of each block of 2 m places ((n blocks) 1 k)."""
+    size = 1
+    while decay.shape[1] > 1:
+        before, after = (half[:, None] for half in decay.reshape(-1, 2, decay.shape[-1]).unbind(1))
+        yield size, before, after
+        decay, size = (before * after).view(len(decay), -1, decay.shape[-1]), 2 * size
+
+
+def _late(x: Tensor, size: int) -> Tensor:
+    """Of reads n C r k the later half of each block: (n blocks) m r k."""
+    return x.view(-1, 2, size, *x.shape[2:])[:, 1]
+
+
+def _early(y: Tensor, size: int) -> Tensor:
+    """Of a write n C k the earlier half of each block: (n blocks) m k."""
+    return y.view(-1, 2, size, y.shape[-1])[:, 0]
+
+
+def _across(pair: Tensor, size: int) -> Tensor:
+    """Of n C r C what the later half of each block sees of the earlier: n blocks m r m."""
+    n, C, r, _ = pair.shape
+    halves = pair.view(n, -1, 2, size, r, C // (2 * size), 2, size)[:, :, 1, :, :, :, 0]
+    return halves.diagonal(dim1=1, dim2=4).movedim(-1, 1)
+
+
+def _decayed_ones(reads: Tensor, undecayed: bool) -> Tensor:
+    """The reads that see the decay of their own place: all, or but the first."""
+    return reads[:, :, :1] if undecayed else reads
+
+
+def spans(g: Tensor) -> Tensor:
+    """Σ_{r=s+1..t} g_r for every s ≤ t, −inf for s > t (… t → … t s), each summed over its own places."""
+    ones = g.new_ones(g.shape[-1], g.shape[-1])
+    return (ones.tril() @ (g[..., None] * ones.tril(-1))).masked_fill(ones.triu(1).bool(), -torch.inf)
 
 
 def full(x: Tensor) -> Tensor:
@@ -165,30 +243,61 @@ def full(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+class Decay(nn.Module):
+    """Mamba's decay: g = −e^{A_log} Δ with Δ = softplus(W x + dt_bias), an A a head, a Δ for each of `width` channels.
+
+    At the start A ~ U(0, 16) and Δ log-uniform in [1e−3, 0.1], so that some memories last a few tokens, some thousands.
+    Source: Mamba-2, Dao and Gu, arXiv 2405.21060.
+    """
+
+    def __init__(self, d_model: int, heads: int, width: int = 1) -> None:
+        super().__init__()
+        self.width = width
+        self.a_proj = nn.Linear(d_model, heads * width, bias=False)
+        self.A_log = nn.Parameter((16 * (1 - torch.rand(heads))).log())
+        dt = torch.empty(heads * width).uniform_(math.log(1e-3), math.log(0.1)).exp()
+        self.dt_bias = nn.Parameter(dt + (-torch.expm1(-dt)).log())
+
+    def forward(self, x: Hidden) -> tuple[Tensor, Tensor]:
+        """g and Δ, b h t each, or b h t k where there is more than one channel."""
+        dt = F.softplus(full(self.a_proj(x)) + self.dt_bias).unflatten(-1, (-1, self.width)).transpose(1, 2)
+        g = -self.A_log.exp()[:, None, None] * dt
+        return (g, dt) if self.width > 1 else (g[..., 0], dt[..., 0])
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query or the shape of its memory where they differ."""
+    """A mechanism on this engine states its `update`, and its query, its output or the shape of its memory where
+    they differ."""
 
     chunk: ClassVar[int] = 64
+    """Places solved together: the fastest choice differs between mechanisms."""
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
         """What is decayed, erased and written at every place."""
 
-    def query(self, q: Query) -> Query:
+    def query(self, q: Query) -> Tensor:
         """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
+    def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
+        """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
+        return o
+
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
         memory = self.empty(q, v) if memory is None else memory
-        with torch.autocast(q.device.type, enabled=False):
-            o, S = chunked(self.query(full(q)), self.update(full(k), full(v), gates), memory["S"], self.chunk)
-        return o.to(v.dtype), {"S": S}
+        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, memory)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        with torch.autocast(q.device.type, enabled=False):
-            o, S = step(self.query(full(q)), self.update(full(k), full(v), gates), memory["S"])
-        return o.to(v.dtype), {"S": S}
+        return self._run(step, q, k, v, gates, memory)
+
+    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+        with without_autocast(q):
+            gates = {name: full(gate) for name, gate in gates.items()}
+            wide = full(v)
+            o, S = form(self.query(full(q)), self.update(full(k), wide, gates), memory["S"])
+            return self.output(o, wide, gates).to(v.dtype), {"S": S}
 
     def empty(self, q: Query, v: Value) -> State:
         return {"S": full(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}

@@ -1,0 +1,64 @@
+"""Feature maps φ for linear attention: softmax's kernel e^{q·k} replaced by φ(q)·φ(k)."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def taylor(x: Tensor) -> Tensor:
+    """e^z to the second order: φ(q)·φ(k) = 1 + z + z²/2 with z = q·k / √d; (… d) → (… 1 + d + d (d + 1) / 2).
+
+    Source: Based, Arora et al., arXiv 2402.18668.
+    """
+    d = x.shape[-1]
+    row, column = torch.triu_indices(d, d, offset=1, device=x.device)
+    square = x.square() / (2 * d) ** 0.5
+    mixed = x[..., row] * x[..., column] / d**0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x / d**0.25, square, mixed], dim=-1)
+
+
+def dpfp(x: Tensor, nu: int = 2) -> Tensor:
+    """Deterministic parameter-free projection: r ⊙ roll(r, j) for r = relu([x, −x]) and j = 1…ν; (… d) → (… 2 ν d).
+
+    Source: Schlag et al., arXiv 2102.11174.
+    """
+    r = F.relu(torch.cat([x, -x], dim=-1))
+    return torch.cat([r * r.roll(j, dims=-1) for j in range(1, nu + 1)], dim=-1)
+
+
+class Hedgehog(nn.Module):
+    """A learned map: φ(x) = softmax([2y, −2y]) with y = W x + b, from W = 1, b = 0; (… d) → (… 2 d).
+
+    Source: Zhang et al., arXiv 2402.04347.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(d, d)
+        nn.init.eye_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = 2 * self.linear(x)
+        return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+
+FIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "elu+1": lambda x: F.elu(x) + 1,
+    "relu": F.relu,
+    "softplus": F.softplus,
+    "dpfp": dpfp,
+    "taylor": taylor,
+}
+
+
+def feature_map(name: str, d: int) -> Callable[[Tensor], Tensor]:
+    """The map of that name for vectors of width d; a module where it is learned. Raises ValueError if unknown."""
+    if name == "hedgehog":
+        return Hedgehog(d)
+    if name not in FIXED:
+        raise ValueError(f"feature_map={name!r}: one of {', '.join(FIXED)}, hedgehog")
+    return FIXED[name]

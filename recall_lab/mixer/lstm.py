@@ -1,0 +1,49 @@
+"""The LSTM (Hochreiter and Schmidhuber 1997)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.shapes import Gates, Query, State, Value
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LSTM(Mixer):
+    """A vector state behind gates that decide what it takes in, keeps and shows.
+
+    [i, f, g, o] = W [q_t, k_t, v_t] + U h_{t−1} + b,  c_t = σ(f) c_{t−1} + σ(i) tanh(g),  o_t = h_t = σ(o) tanh(c_t),
+    each head for itself;  no A: h is not linear in v;  state: h and c, of d_value numbers a head each.
+    Source: Hochreiter and Schmidhuber, Neural Computation 9 (1997), with the forget gate of Gers et al. (2000), whose
+    bias starts at 1.
+    """
+
+    linear_in_v: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inputs, width = 2 * self.d_key + self.d_value, self.d_value
+        self.input_weight = nn.Parameter(torch.empty(self.heads, inputs, 4 * width).uniform_(-1, 1) * inputs**-0.5)
+        self.hidden_weight = nn.Parameter(torch.empty(self.heads, width, 4 * width).uniform_(-1, 1) * width**-0.5)
+        bias = torch.zeros(self.heads, 1, 4 * width)
+        bias[..., width : 2 * width] = 1
+        self.bias = nn.Parameter(bias)
+
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
+        memory = self.empty(q, v) if memory is None else memory
+        h, c = memory["h"], memory["c"]
+        outputs = []
+        for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
+            take, keep, new, show = (x + h @ self.hidden_weight).chunk(4, dim=-1)
+            c = torch.sigmoid(keep) * c + torch.sigmoid(take) * torch.tanh(new)
+            h = torch.sigmoid(show) * torch.tanh(c)
+            outputs.append(h)
+        return torch.cat(outputs, dim=2), {"h": h, "c": c}
+
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+        return self.parallel(q, k, v, gates, memory)
+
+    def empty(self, q: Query, v: Value) -> State:
+        return {name: v.new_zeros(*v.shape[:2], 1, self.d_value) for name in ("h", "c")}

@@ -1,0 +1,45 @@
+"""Elman's network (Elman 1990)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.shapes import Gates, Query, State, Value
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class RNN(Mixer):
+    """A vector state, rewritten through tanh at every token.
+
+    h_t = tanh(W [q_t, k_t, v_t] + U h_{t−1} + b),  o_t = h_t, each head for itself;  no A: o is not linear in v;
+    state: h, of d_value numbers a head.
+    Source: Elman, Cognitive Science 14 (1990). U starts orthogonal.
+    """
+
+    linear_in_v: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        inputs, width = 2 * self.d_key + self.d_value, self.d_value
+        self.input_weight = nn.Parameter(torch.empty(self.heads, inputs, width).uniform_(-1, 1) * inputs**-0.5)
+        self.hidden_weight = nn.Parameter(torch.empty(self.heads, width, width))
+        self.bias = nn.Parameter(torch.zeros(self.heads, 1, width))
+        for weight in self.hidden_weight:
+            nn.init.orthogonal_(weight)
+
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
+        h = (self.empty(q, v) if memory is None else memory)["h"]
+        outputs = []
+        for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
+            h = torch.tanh(x + h @ self.hidden_weight)
+            outputs.append(h)
+        return torch.cat(outputs, dim=2), {"h": h}
+
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+        return self.parallel(q, k, v, gates, memory)
+
+    def empty(self, q: Query, v: Value) -> State:
+        return {"h": v.new_zeros(*v.shape[:2], 1, self.d_value)}
