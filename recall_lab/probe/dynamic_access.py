@@ -49,7 +49,7 @@ def dynamic_access(
     draws      subsets of each size
     purity     share of Σ|A| that a selected subset must hold
 
-    A row each, with columns layer, head and tokens (n):
+    A row each, with columns layer, head, d_key and tokens (n):
       rank              of the query → weights matrix: singular values above σ₁ · max(shape) · 2.2e-16
       access_rank       e^H of its singular values
       one_hot_residual  mean over tokens i of min_q ‖e_i − A(q)‖²; where A is linear in q it is 1 − rank/n
@@ -107,7 +107,7 @@ def dynamic_access(
                     hull = trace.k[draw % b, head].cpu().numpy()[reached]
                     hits.append(reached[members].all() and is_face(hull, members[reached]))
             found.append(share_row("selectable", np.array(hits), subset=size))
-        rows += [{"layer": trace.layer, "head": head, "tokens": n, **row} for row in found]
+        rows += [{"layer": trace.layer, "head": head, "d_key": d, "tokens": n, **row} for row in found]
     return rows
 
 

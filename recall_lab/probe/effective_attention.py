@@ -51,7 +51,8 @@ def effective_attention(
             found.append({"metric": "residual", "value": float(error)})
         if matrix:
             found += matrix_rows(attention[0, head], trace.source[0])
-        rows += [{"layer": trace.layer, "head": head, **row, "metric": prefix + row["metric"]} for row in found]
+        where = {"layer": trace.layer, "head": head, "d_key": trace.k.shape[-1]}
+        rows += [{**where, **row, "metric": prefix + row["metric"]} for row in found]
     return rows
 
 

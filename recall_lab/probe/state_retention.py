@@ -49,7 +49,8 @@ def state_retention(
     ridge       the decoder's penalty, in units of the mean of its kernel's diagonal
     state_rank  whether the effective state size is computed (length³)
 
-    Rows carry layer, place and the number of pairs there. Keyed read-out (columns head, or "all", and age):
+    Rows carry layer, d_key, place (tokens seen) and, where keys are read, the number of pairs.
+    Keyed read-out, all heads together, over all pairs and (…_by_age, column age) by age:
       top1       share of read-outs nearest, in angle, to the value that was written
       error      E‖o − v‖²/E‖v‖², with keys asked for at the scale of the trace's own queries
       cosine     between o and v
@@ -69,10 +70,10 @@ def state_retention(
             found += spectra(memory["S"])
         for lag in lags:
             found += decode(trace, place, memory, lag, ridge, rng)
-        rows += [{"layer": trace.layer, "place": place + 1, **row} for row in found]
+        rows += [{"place": place + 1, **row} for row in found]
     if state_rank:
-        rows += [{"layer": trace.layer, **row} for row in effective_state_size(trace)]
-    return rows
+        rows += effective_state_size(trace)
+    return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 
 
 def keyed(trace: Trace, place: int, read: str, age_bins: int, entries: int) -> list[Row]:
