@@ -51,7 +51,7 @@ class Oracle:
     keys: str = "random"
     """random: uniform unit vectors; orthogonal; correlated: of mean cosine `cosine`; relu, elu+1, softplus: that map
     of Gaussian vectors, to unit length."""
-    cosine: float = 0.0
+    cosine: float | int = 0
     """Mean cosine between two keys, for keys=correlated."""
     centered: bool = False
     """The mean of a sequence's keys taken off, and their length made one again."""
@@ -61,9 +61,9 @@ class Oracle:
     """How often all pairs are written, in the same order."""
     overwrites: int = 0
     """Keys, drawn at random, that are then bound once more, to another value."""
-    sharpness: float | None = None
+    sharpness: float | int | None = None
     """β of the logits β k·q, for mechanisms that aren't linear in the query; √d_key where none is given."""
-    gates: dict[str, float] = field(default_factory=dict)
+    gates: dict[str, float | int] = field(default_factory=dict)
     """Gates by number, the same at every place; those left out write all and forget nothing (NEUTRAL), or, where
     nothing is known of them, are what the mechanism makes of a Gaussian input."""
     reads: int = 4096
@@ -123,7 +123,7 @@ class Oracle:
         there = torch.from_numpy(source).to(weight.device)
         return Trace(mixer, q, k, v, gates, o, there, candidates=tensor(candidates))
 
-    def _gates(self, mixer: Mixer, hidden: Tensor, given: dict[str, float]) -> Gates:
+    def _gates(self, mixer: Mixer, hidden: Tensor, given: dict[str, float | int]) -> Gates:
         """The mechanism's gates for hidden, each set to what is given, or else to its neutral number."""
         gates = mixer.gates(hidden)
         for name in given:

@@ -1,5 +1,6 @@
 """What a query can change at a fixed history: rank, one-hot residual, independence, subsets, and a swap of queries."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,10 +36,10 @@ def dynamic_access(
     *,
     sequences: int = 4,
     places: int = 16,
-    sharpen: Sequence[float] = (1, 4, 16, 64),
+    sharpen: Sequence[float | int] = (1, 4, 16, 64),
     subsets: Sequence[int] = (),
     draws: int = 20,
-    purity: float = 0.9,
+    purity: float | int = 0.9,
 ) -> list[Row]:
     """What other queries would see from the last place of a sequence, its history unchanged. In float64 throughout.
 
@@ -141,9 +142,12 @@ def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Flo
     b, h, m, d = queries.shape
     eye = torch.eye(place + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
     memory = memory_before(trace, place, eye)
-    repeated = queries[:, :, :, None].expand(-1, -1, -1, d, -1).flatten(2, 3)
+    repeated = queries[:, :, :, None].repeat(1, 1, 1, d, 1).flatten(2, 3)
     tangent = torch.eye(d, dtype=queries.dtype, device=queries.device).repeat(m, 1).expand_as(repeated)
-    _, change = torch.func.jvp(lambda q: answers(trace, q, place, memory, eye), (repeated,), (tangent.clone(),))
+    with warnings.catch_warnings():
+        # torch's own first use of forward mode loads something that it calls deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _, change = torch.func.jvp(lambda q: answers(trace, q, place, memory, eye), (repeated,), (tangent.clone(),))
     return change.unflatten(2, (m, d)).mT
 
 

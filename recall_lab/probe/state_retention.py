@@ -31,12 +31,12 @@ def state_retention(
     trace: Trace,
     rng: np.random.Generator,
     *,
-    at: Sequence[float] = (1.0,),
+    at: Sequence[float | int] = (1,),
     read: str = "all",
     age_bins: int = 16,
     spectrum: bool = True,
     lags: Sequence[int] = (),
-    ridge: float = 1e-3,
+    ridge: float | int = 1e-3,
     state_rank: bool = False,
 ) -> list[Row]:
     """What the state holds at some places of the sequence.
@@ -160,7 +160,7 @@ def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
     ]
 
 
-def decode(trace: Trace, place: int, memory: State, lag: int, ridge: float, rng: np.random.Generator) -> list[Row]:
+def decode(trace: Trace, place: int, memory: State, lag: int, ridge: float | int, rng: np.random.Generator) -> list[Row]:
     """A linear decoder from the whole state to the value written `lag` places before, given no key.
 
     Ridge regression in its dual form, trained on half of the sequences and tested on the others, a head at a time:
