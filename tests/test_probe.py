@@ -183,8 +183,9 @@ def test_decoder_finds_what_is_there_and_its_control_nothing(rng):
     # With keys of its own in each sequence there is nothing a linear decoder could know them by.
     apart = state_retention(traced(pairs=6, d_key=8, candidates=32, reads=6 * 400), rng, lags=(3,), age_bins=0)
     assert value(apart, "decode_top1", lag=3) < 0.12
-    with pytest.raises(ValueError, match="lag=6: the state at place 6 has seen lags 0 to 5"):
-        state_retention(trace, rng, lags=(6,))
+    assert not [row for row in state_retention(trace, rng, lags=(6,)) if "lag" in row]
+    with pytest.raises(ValueError, match="at least 0 each"):
+        state_retention(trace, rng, lags=(-1,))
 
 
 def test_effective_state_size(rng):

@@ -39,14 +39,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     colour, marker = style.look(name)
                     law = _law(part[part["series"] == name].iloc[0], metric)
                     x = line["pairs"] / width
-                    plain = "" if law else "-"
-                    ax.plot(
-                        x, line["mean"], plain, color=colour, marker=marker, markersize=4.5, linewidth=0.8, alpha=0.9
-                    )
+                    # Points on a law are not joined: the line through them is the prediction.
+                    joined = {"linestyle": "none" if law else "-", "linewidth": 0.7}
+                    ax.plot(x, line["mean"], color=colour, marker=marker, markersize=4.5, clip_on=False, **joined)
                     ax.vlines(x, line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
                     if law:
                         n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 40).astype(int))
-                        ax.plot(n / width, law(n), color=colour, linewidth=1.2, zorder=1.5)
+                        ax.plot(n / width, law(n), color=colour, linewidth=1.6, alpha=0.75, zorder=1.5)
                 _axes(ax, points["pairs"] / width, metric)
             axes[0][column].set_title(f"d_key = {width:.0f}")
             axes[1][column].set_xlabel("pairs / d_key")
@@ -54,8 +53,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         axes[1][0].set_ylabel("squared error, over ‖v‖²")
         candidates = sorted(rows["oracle.candidates"].unique())
         among = " or ".join(f"{value:.0f}" for value in candidates)
-        runs = style.seeds(rows.groupby(["series", "pairs"])["run"].nunique())
-        title = f"points: measured, {runs},\namong {among} values;\nsmooth lines: theory"
+        runs = style.seeds(rows.groupby(["series", "pairs", "oracle.d_key"])["run"].nunique())
+        title = f"points: measured, {runs},\namong {among} values;\nthick lines: theory"
         style.legend(made, shown, title)
     yield "capacity", made
 

@@ -39,18 +39,26 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 points = average(part[part["metric"] == metric], ["series", "tokens"])
                 bound, text = bounds[metric]
                 ax.plot(tokens, bound, color="0.55", linewidth=4, alpha=0.45, zorder=1)
+                above = metric == "rank"
                 ax.annotate(
-                    f"linear in q: {text}", (tokens[-60], bound[-60]), xytext=(0, 10 if metric == "rank" else -14),
-                    textcoords="offset points", ha="center", fontsize="small", color="0.35",
+                    f"linear in q: {text}", (tokens[-1], bound[-1]), xytext=(0, 8) if above else (0, -64),
+                    textcoords="offset points", ha="right", fontsize="small", color="0.35",
                 )  # fmt: skip
                 for name in shown:
                     line = points[points["series"] == name].sort_values("tokens")
                     colour, marker = style.look(name)
                     ax.plot(
-                        line["tokens"], line["mean"], color=colour, marker=marker, markersize=5, linewidth=1, alpha=0.85
+                        line["tokens"],
+                        line["mean"],
+                        color=colour,
+                        marker=marker,
+                        markersize=6,
+                        markerfacecolor="none",
+                        linewidth=1,
+                        alpha=0.85,
                     )
                 style.length_axis(ax, points["tokens"])
-                ax.set_xlabel("tokens in the history, n")
+                ax.set_xlabel("tokens in the history, n" if width == widths[-1] else "")
                 ax.set_ylabel(LABELS[metric])
                 ax.set_title(f"d_key = {width:.0f}")
             pair[0].set_yscale("log", base=2)

@@ -45,7 +45,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             bar = made.colorbar(image, ax=axes, shrink=0.7, ticks=[-1, 0, 1])
             bar.ax.set_yticklabels(["−", "0", "+"])
             bar.set_label("weight, over its panel's largest")
-            made.suptitle(f"{task}: effective attention; circles: where the answer stands")
+            marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
+            made.suptitle(f"{task}: effective attention" + ("; circles: where the answer stands" if marked else ""))
         yield f"effective_attention_{task}", made
 
 

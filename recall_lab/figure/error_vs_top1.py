@@ -8,6 +8,9 @@ from matplotlib.figure import Figure
 from recall_lab.figure import style
 from recall_lab.results import average
 
+LEAST = 0.01
+"""Errors below this are drawn here."""
+
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """One path a series as pairs are added, error on x and top-1 on y; a panel a key width. Up and left is better."""
@@ -28,14 +31,15 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             for name in shown:
                 line = both[both["series"] == name]
                 colour, marker = style.look(name)
-                x = line["mean_error"].clip(lower=1e-3)
+                x = line["mean_error"].clip(lower=LEAST)
                 ax.plot(x, line["mean_top1"], color=colour, linewidth=1, alpha=0.55)
                 at = line["pairs"] == twice
                 ax.scatter(x[~at], line["mean_top1"][~at], s=9, color=colour, marker=marker, linewidths=0.8)
                 ax.scatter(x[at], line["mean_top1"][at], s=70, color=colour, marker=marker, linewidths=1.2, zorder=3)
             ax.set_xscale("log")
             style.accuracy_axis(ax)
-            ax.set_xlabel("squared error of the read-out")
+            ax.set_xlim(LEAST / 1.3, None)
+            ax.set_xlabel(f"squared error (at most {LEAST:g}: at the edge)")
             ax.set_title(f"d_key = {width:.0f}; large: {twice:.0f} pairs")
         axes[0][0].set_ylabel("top-1 of the read-out")
         style.legend(made, shown, "pairs grow along a path")

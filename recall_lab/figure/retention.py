@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         part = part[part["place"] == part["place"].max()]
         layers = sorted(part["layer"].unique())
         with style.style():
-            made, axes = style.figure(8.6, 3.4 * len(layers) + 0.6, nrows=len(layers), ncols=2, squeeze=False)
+            made, axes = style.figure(11.5, 3.4 * len(layers) + 0.6, nrows=len(layers), ncols=2, squeeze=False)
             shown = style.ordered(part["series"])
             for layer, pair in zip(layers, axes, strict=True):
                 for ax, metric in zip(pair, ("top1_by_age", "cosine_by_age"), strict=True):
@@ -38,12 +38,19 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                         ax.fill_between(age, line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
                         half = _half(age.to_numpy(), line["mean"].to_numpy())
                         if half is not None:
-                            ax.plot([half, half], [0, 0.5], color=colour, linewidth=0.8, linestyle=":", zorder=1)
+                            ax.plot(
+                                [half, half],
+                                [0, line["mean"].iloc[0] / 2],
+                                color=colour,
+                                linewidth=0.8,
+                                linestyle=":",
+                                zorder=1,
+                            )
                             ax.plot(half, 0, marker="v", color=colour, markersize=5, clip_on=False)
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
-                    ax.set_xlabel("age of the pair, in tokens (1: just written)")
+                    ax.set_xlabel("age of the pair in tokens")
                     label = {"top1_by_age": "top-1 of the read-out", "cosine_by_age": "cosine of read-out and value"}[
                         metric
                     ]
@@ -55,10 +62,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _half(age: np.ndarray, value: np.ndarray) -> float | None:
-    """Age at which the curve first falls to half of 1, between points in the logarithm; None where it never does."""
-    below = np.flatnonzero(value < 0.5)
+    """Age at which the curve first falls to half of where it starts, in between by the logarithm; None if it never does."""
+    level = value[0] / 2
+    below = np.flatnonzero(value < level)
     if not below.size or below[0] == 0:
         return None
     i = below[0]
-    part = (value[i - 1] - 0.5) / (value[i - 1] - value[i])
+    part = (value[i - 1] - level) / (value[i - 1] - value[i])
     return float(np.exp(np.log(age[i - 1]) + part * np.log(age[i] / age[i - 1])))

@@ -30,7 +30,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     line["mean"],
                     color=colour,
                     marker=marker,
-                    markersize=5,
+                    markersize=6,
+                    markerfacecolor="none",
                     linewidth=1.2,
                     clip_on=False,
                 )

@@ -33,7 +33,15 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     line = values[values["series"] == name]
                     left.plot(line["index"], line["mean"].clip(lower=1e-9), color=colour, linewidth=1.3)
                     line = ranks[ranks["series"] == name].sort_values("place")
-                    right.plot(line["place"], line["mean"], color=colour, marker=marker, markersize=4, linewidth=1.2)
+                    right.plot(
+                        line["place"],
+                        line["mean"],
+                        color=colour,
+                        marker=marker,
+                        markersize=5,
+                        markerfacecolor="none",
+                        linewidth=1.2,
+                    )
                 left.set_yscale("log")
                 left.set_ylim(max(1e-6, values["mean"][values["mean"] > 0].min() / 2), None)
                 left.set_xlabel("singular value, largest first")

@@ -23,7 +23,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     rows = table[(table["metric"] == "target_share_by_tokens") & table["tokens"].notna()]
     for (task, width), part in rows.groupby(["task", "d_key"]):
         with style.style():
-            made, (raw, measured) = style.figure(9.2, 3.9, ncols=2, sharey=True)
+            made, (raw, measured) = style.figure(10.5, 3.9, ncols=2, sharey=True)
             n = np.geomspace(1, 1e4, 200)
             for name, law in (("softmax", theory.raw_share_softmax), ("linear", theory.raw_share_linear)):
                 raw.plot(n, law(n, IMPORTANT, OTHER), color=style.look(name)[0], label=name)
@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 line = part[part["series"] == name].pivot_table(index="tokens", columns="statistic", values="value")
                 colour, marker = style.look(name)
                 measured.plot(line.index, line["q50"], color=colour, marker=marker, markersize=4, linewidth=1.2)
-                measured.fill_between(line.index, line["q05"], line["q95"], color=colour, alpha=0.13, linewidth=0)
+                measured.fill_between(line.index, line["q05"], line["q95"], color=colour, alpha=0.08, linewidth=0)
             if "oracle.d_key" in part and part["oracle.d_key"].notna().any():
                 seen = np.geomspace(1, part["tokens"].max(), 100)
                 for name, share in (
@@ -44,11 +44,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     if name in set(part["mixer"]):
                         measured.plot(seen, share, ":", color=style.look(name)[0], linewidth=1.4)
             title = f"{task}, d_key = {width:.0f}"
-            measured.set_title(f"{title}: median and middle 90 % of queries")
+            measured.set_title(title)
             for ax in (raw, measured):
                 ax.set_xscale("log")
                 ax.set_yscale("log")
                 ax.set_ylim(1e-4, 1.5)
                 ax.set_xlabel("tokens in sight, n")
-            style.legend(made, style.ordered(part["series"]), "dotted: theory")
+            style.legend(made, style.ordered(part["series"]), "median, middle 90 % of queries;\ndotted: theory")
         yield f"weight_distribution_{task}_d{width:.0f}", made
