@@ -406,6 +406,11 @@ def test_selectable_subsets(rng):
     assert value(linear, "selectable", subset=2) == 0
     few = dynamic_access(traced(Linear, pairs=12, d_key=16, reads=24), rng, subsets=(3,))
     assert value(few, "selectable", subset=3) == 1
+    assert not [
+        r for r in dynamic_access(traced(partial(mixer, "based"), **fields), rng, subsets=(2,)) if "subset" in r
+    ]
+    merged = dynamic_access(traced(partial(mixer, "merging", budget=8), **fields), rng, subsets=(2,))
+    assert value(merged, "selectable", subset=2) < 0.4
     kept = dynamic_access(traced(partial(Window, budget=16), **fields), rng, subsets=(2,))
     assert value(kept, "selectable", subset=2) < 0.4
 

@@ -28,6 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     with style.style():
         made, axes = style.figure(9.0, 3.3 * len(widths) + 0.5, nrows=len(widths), ncols=2, squeeze=False, sharex=True)
         shown = style.ordered(rows["series"])
+        size = style.nested(shown)
         for width, pair in zip(widths, axes, strict=True):
             part = rows[rows["d_key"] == width]
             tokens = np.geomspace(part["tokens"].min(), part["tokens"].max(), 200)
@@ -39,10 +40,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 points = average(part[part["metric"] == metric], ["series", "tokens"])
                 bound, text = bounds[metric]
                 ax.plot(tokens, bound, color="0.55", linewidth=4, alpha=0.45, zorder=1)
-                above = metric == "rank"
-                ax.annotate(
-                    f"linear in q: {text}", (tokens[-1], bound[-1]), xytext=(0, 8) if above else (0, -64),
-                    textcoords="offset points", ha="right", fontsize="small", color="0.35",
+                ax.text(
+                    0.02, 0.97, f"grey: linear in q, {text}", transform=ax.transAxes, va="top", fontsize="small",
+                    color="0.35",
                 )  # fmt: skip
                 for name in shown:
                     line = points[points["series"] == name].sort_values("tokens")
@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                         line["mean"],
                         color=colour,
                         marker=marker,
-                        markersize=6,
+                        markersize=size[name],
                         markerfacecolor="none",
                         linewidth=1,
                         alpha=0.85,
@@ -63,6 +63,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_title(f"d_key = {width:.0f}")
             pair[0].set_yscale("log", base=2)
             pair[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            pair[1].set_ylim(-0.03, 1.03)
+            pair[1].set_ylim(-0.03, 1.13)
         style.legend(made, shown)
     yield "dynamic_access", made

@@ -39,8 +39,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             ax.set_xscale("log")
             style.accuracy_axis(ax)
             ax.set_xlim(LEAST / 1.3, None)
-            ax.set_xlabel(f"squared error (at most {LEAST:g}: at the edge)")
+            ax.set_xlabel("squared error of the read-out")
             ax.set_title(f"d_key = {width:.0f}; large: {twice:.0f} pairs")
         axes[0][0].set_ylabel("top-1 of the read-out")
-        style.legend(made, shown, "pairs grow along a path")
+        style.legend(made, shown, f"pairs grow along a path;\nerrors below {LEAST:g} stand at the edge")
     yield "error_vs_top1", made

@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _half(age: np.ndarray, value: np.ndarray) -> float | None:
-    """Age at which the curve first falls to half of where it starts, in between by the logarithm; None if it never does."""
+    """Age at which the curve first falls to half of where it starts, between points in the logarithm; None if never."""
     level = value[0] / 2
     below = np.flatnonzero(value < level)
     if not below.size or below[0] == 0:

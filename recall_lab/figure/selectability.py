@@ -20,22 +20,24 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     with style.style():
         made, axes = style.figure(3.2 * len(widths) + 1.5, 3.5, ncols=len(widths), squeeze=False, sharey=True)
         shown = style.ordered(rows["series"])
+        size = style.nested(shown)
         for ax, width in zip(axes[0], widths, strict=True):
             points = average(rows[rows["d_key"] == width], ["series", "subset"])
             for name in shown:
                 line = points[points["series"] == name].sort_values("subset")
                 colour, marker = style.look(name)
+                x = line["subset"]
                 ax.plot(
-                    line["subset"],
+                    x,
                     line["mean"],
                     color=colour,
                     marker=marker,
-                    markersize=6,
+                    markersize=size[name],
                     markerfacecolor="none",
                     linewidth=1.2,
                     clip_on=False,
                 )
-                ax.vlines(line["subset"], line["low"], line["high"], color=colour, linewidth=1, alpha=0.5)
+                ax.vlines(x, line["low"], line["high"], color=colour, linewidth=1, alpha=0.5)
             style.length_axis(ax, points["subset"])
             style.accuracy_axis(ax)
             ax.set_xlabel("size of the subset")

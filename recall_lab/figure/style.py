@@ -115,6 +115,11 @@ def accuracy_axis(ax: Axes, chance: float | None = None) -> None:
         )  # fmt: skip
 
 
+def nested(series: list[str]) -> dict[str, float]:
+    """Marker sizes, the first series' the largest, so that hollow markers on the same point can all be seen."""
+    return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
+
+
 def legend(made: Figure, series: Iterable[str], title: str = "", labels: Iterable[str] | None = None, **where) -> None:
     """One legend for all panels: each series with its colour and marker; at the right unless `where` says otherwise."""
     series = list(series)
