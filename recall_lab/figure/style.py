@@ -10,6 +10,7 @@ import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FIXED = {
@@ -112,6 +113,23 @@ def accuracy_axis(ax: Axes, chance: float | int | None = None) -> None:
             1, chance, f" chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center",
             fontsize="small", color="0.4",
         )  # fmt: skip
+
+
+def nested(series: list[str]) -> dict[str, float]:
+    """Marker sizes, the first series' the largest, so that hollow markers on the same point can all be seen."""
+    return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
+
+
+def legend(made: Figure, series: Iterable[str], title: str = "", labels: Iterable[str] | None = None, **where) -> None:
+    """One legend for all panels: each series with its colour and marker; at the right unless `where` says otherwise."""
+    series = list(series)
+    handles = [
+        Line2D([], [], color=look(name)[0], marker=look(name)[1], markersize=5, linewidth=1.2) for name in series
+    ]
+    made.legend(
+        handles, list(labels or series), title=title or None, frameon=False, fontsize="small", title_fontsize="small",
+        alignment="left", **{"loc": "outside right upper", **where},
+    )  # fmt: skip
 
 
 def seeds(runs: Iterable[float | int]) -> str:
