@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from recall_lab.figure import style
-from recall_lab.results import summarise
+from recall_lab.results import SCORES, summarise
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -14,8 +14,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
     Band: 95 % bootstrap interval over runs. The legend gives the state carried at the longest length, in elements.
     """
-    for task, part in table.groupby("task"):
-        part = part[part["task.length"].notna()]
+    scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
+    for task in sorted(set(scored["task"])):
+        part = table[table["task"] == task]
         test = part[part["split"] == "test"]
         points = summarise(part, ["series", "task.length"])
         state = test[test["metric"] == "state_elements"]
