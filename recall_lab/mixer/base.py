@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
@@ -37,7 +37,10 @@ class Mixer(nn.Module, ABC):
     conv_activation: bool = False
     """SiLU behind the short convolution (or, where that is 0, on the projections)."""
     qk_norm: bool = False
-    """q and k scaled to unit length (l2) before the mechanism sees them."""
+    """k scaled to unit length (l2), and q to a learned length a head (Henry et al., arXiv 2010.04245).
+
+    That length starts at d_key, where q·k / √d_key spreads as widely as it does for q and k of unit variance; at 1
+    the scores of a softmax would be nearly equal and the read-out of a memory nearly nothing."""
     output_norm: bool = False
     """RMS norm of each head's output."""
     output_gate: bool = False
@@ -66,6 +69,7 @@ class Mixer(nn.Module, ABC):
         self.v_proj = nn.Linear(self.d_model, values, bias=False)
         self.o_proj = nn.Linear(values, self.d_model, bias=False)
         self.conv = ShortConv(2 * keys + values, self.short_conv) if self.short_conv else None
+        self.temperature = nn.Parameter(torch.full((self.heads,), float(self.d_key))) if self.qk_norm else None
         self.norm = nn.RMSNorm(self.d_value, eps=1e-5) if self.output_norm else None
         self.g_proj = nn.Linear(self.d_model, values, bias=False) if self.output_gate else None
 
@@ -127,7 +131,7 @@ class Mixer(nn.Module, ABC):
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.qk_norm:
-            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+            q, k = self.temperature[:, None, None] * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         return q, k, v, self.gates(x), carried
 
     def emit(self, o: Value, x: Hidden) -> Hidden:
@@ -216,3 +220,5 @@ class Trace:
     source: Int[Tensor, "b t"]
     """For each query the place that holds its answer; IGNORE where nothing is asked."""
     layer: int = 0
+    candidates: Float[Tensor, "n v"] | None = None
+    """The values that an answer is told apart from; the sequence's own where None."""

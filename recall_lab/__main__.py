@@ -1,0 +1,61 @@
+"""The command line: `recall-lab VERB …`, also `python -m recall_lab VERB …`. Heavy imports wait for their verb."""
+
+import argparse
+import sys
+
+RUN = """run      train and test: the Hydra app. Overrides as in
+             recall-lab run experiment=quickstart
+             recall-lab run mixer=delta_rule task.length=128 task.pairs=32
+             recall-lab run -m mixer=softmax,delta_rule seed=0,1 name=mine
+         `recall-lab run --help` lists the groups, `--cfg job` prints the configuration."""
+
+
+def main() -> None:
+    """Parses the command line and exits with the verb's status."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["run"]:
+        from recall_lab import run
+
+        sys.exit(run.main(arguments[1:]))
+    parser = argparse.ArgumentParser(
+        prog="recall-lab",
+        description="Find out what an attention mechanism can remember.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs.add_parser("run", help="train and test; a Hydra app: see `recall-lab run --help`")
+    show = verbs.add_parser("show", help="print an example of a task, with its targets and the chance level")
+    show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and task.length=64 …, as for run")
+    show.add_argument("--n", type=int, default=1, help="sequences; more than one: their distribution instead")
+    show.add_argument("--seed", type=int, default=0, help="of the example")
+    show.add_argument("--config-dir", help="a folder with configuration of your own")
+    report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
+    report.add_argument("folder")
+    listing = verbs.add_parser("list", help="tasks, mixers and experiments, a line each")
+    listing.add_argument("group", nargs="?", help="one of them, with more of each")
+    chosen = parser.parse_args(arguments)
+
+    from recall_lab import run
+
+    try:
+        if chosen.verb == "report":
+            from pathlib import Path
+
+            from recall_lab import report as making
+
+            print(making.make(Path(chosen.folder)))
+        else:
+            from recall_lab import catalogue
+
+            if chosen.verb == "list":
+                print(catalogue.listing(chosen.group))
+            else:
+                catalogue.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
+    except BrokenPipeError:
+        sys.exit(0)
+    except run.ERRORS as error:
+        sys.exit(run.complain(error))
+
+
+if __name__ == "__main__":
+    main()

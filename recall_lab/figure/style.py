@@ -1,0 +1,120 @@
+"""What figures share: a mechanism's fixed colour, marker and place, the length axis, the note on seeds."""
+
+import colorsys
+import hashlib
+from collections.abc import Iterable
+from contextlib import contextmanager
+
+import matplotlib as mpl
+import numpy as np
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+FIXED = {
+    "softmax": ("#111111", "o"),
+    "forgetting": ("#6b6b6b", "s"),
+    "linear": ("#1f77b4", "v"),
+    "based": ("#17a2c4", "p"),
+    "gated_linear": ("#2ca02c", "^"),
+    "gla": ("#7fb800", "<"),
+    "mamba2": ("#0b7a3b", ">"),
+    "delta_rule": ("#d62728", "D"),
+    "gated_delta": ("#ff7f0e", "d"),
+    "kda": ("#e377c2", "P"),
+    "rwkv7": ("#9467bd", "X"),
+    "mesa": ("#8c1d6b", "*"),
+    "log_linear": ("#3b4cc0", "h"),
+    "rnn": ("#8c564b", "1"),
+    "lstm": ("#c49c94", "2"),
+    "window": ("#bcbd22", "|"),
+    "sink_window": ("#937a00", "_"),
+    "heavy_hitter": ("#b8860b", "x"),
+    "merging": ("#d2a679", "+"),
+    "top_k": ("#4c4cff", "H"),
+    "paged": ("#00b3b3", "8"),
+    "hybrid": ("#a0522d", "3"),
+}
+"""Colour and marker of the known mechanisms, in the order of a legend. Others get theirs from their name."""
+
+MARKERS = "osv^D<>PXd*ph8H"
+
+
+def mechanism(series: str) -> str:
+    """The mechanism in a series' name: its first word."""
+    return series.split(" ")[0]
+
+
+def look(series: str) -> tuple[tuple[float, float, float], str]:
+    """Colour and marker of a series: the mechanism's own, its further settings in shades of it."""
+    name, _, setting = series.partition(" ")
+    number = int(hashlib.sha256(name.encode()).hexdigest(), 16)
+    if name in FIXED:
+        colour, marker = FIXED[name]
+    else:
+        colour, marker = colorsys.hls_to_rgb(number % 360 / 360, 0.45, 0.65), MARKERS[number % len(MARKERS)]
+    hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
+    if setting:
+        shift = int(hashlib.sha256(setting.encode()).hexdigest(), 16) % 1000 / 1000
+        light = 0.2 + 0.55 * shift
+        marker = MARKERS[int(1000 * shift) % len(MARKERS)]
+    return colorsys.hls_to_rgb(hue, light, saturation), marker
+
+
+def ordered(series: Iterable[str]) -> list[str]:
+    """In the order of every legend: known mechanisms first, then the rest by name."""
+    known = list(FIXED)
+    return sorted(set(series), key=lambda s: (known.index(m) if (m := mechanism(s)) in FIXED else len(known), s))
+
+
+@contextmanager
+def style():
+    """The look of every figure; and no figure made in here is left to pyplot's memory."""
+    with (
+        sns.axes_style("ticks"),
+        sns.plotting_context("notebook", font_scale=0.9),
+        mpl.rc_context(
+            {"svg.hashsalt": "recall_lab", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+        ),
+    ):
+        yield
+
+
+def figure(width: float | int = 7.2, height: float | int = 4.4, **axes: int) -> tuple[Figure, Axes | np.ndarray]:
+    """A figure outside pyplot, so that making many keeps none alive."""
+    made = Figure(figsize=(width, height), layout="constrained")
+    return made, made.subplots(**axes)
+
+
+def length_axis(ax: Axes, lengths: Iterable[float | int], trained: Iterable[float | int] = ()) -> None:
+    """A log₂ axis ticked at the tested lengths, the span of the training lengths shaded."""
+    lengths, trained = sorted(set(lengths)), sorted(set(trained))
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(lengths))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set_xlim(lengths[0] / 2**0.25, lengths[-1] * 2**0.25)
+    if trained:
+        ax.axvspan(trained[0] / 2**0.12, trained[-1] * 2**0.12, color="0.93", zorder=0, label="_trained")
+        ax.text(
+            (trained[0] * trained[-1]) ** 0.5, 1.01, "lengths trained on", transform=ax.get_xaxis_transform(),
+            ha="center", va="bottom", fontsize="small", color="0.45",
+        )  # fmt: skip
+    ax.set_xlabel("sequence length n")
+
+
+def accuracy_axis(ax: Axes, chance: float | int | None = None) -> None:
+    ax.set_ylim(-0.02, 1.03)
+    if chance is not None:
+        ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
+        ax.text(
+            1, chance, f" chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center",
+            fontsize="small", color="0.4",
+        )  # fmt: skip
+
+
+def seeds(runs: Iterable[float | int]) -> str:
+    """How many runs stand behind each point, in words."""
+    least, most = min(runs), max(runs)
+    return f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"

@@ -1,0 +1,203 @@
+"""From run folders to one tidy table, and from the table to the numbers people quote.
+
+A run's folder holds   config.yaml    the resolved configuration
+                       status.json    state, times, error, versions, device, threads
+                       curve.json     a point a validation
+                       rows.json      one metric in one cell a row
+                       run.log, checkpoint.pt
+Every file is written beside its place and moved there whole, so none is ever half a file.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+MARK = ".recall_lab"
+"""The file that tells a folder of ours from anybody else's."""
+
+SCORES = ("accuracy", "r2")
+"""What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
+
+Row = dict[str, Any]
+"""One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
+
+
+class ForeignFolder(ValueError):
+    """A folder that is not ours to write into, or holds nothing of ours to read."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, moved onto it when the block ends well and removed when it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Plain numbers and strings only; NaN and infinity raise ValueError, since JSON has none."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n")
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    """The file's content, or `default` where there is no such file."""
+    return json.loads(path.read_text()) if path.exists() else default
+
+
+def claim(folder: Path) -> None:
+    """Makes the folder ours, or raises ForeignFolder: never writes among somebody else's files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / MARK).exists():
+            if any(folder.iterdir()):
+                raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
+            (folder / MARK).touch()
+        elif not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ForeignFolder(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run folders of a sweep's folder, in the order in which they were begun."""
+    if not (folder / MARK).exists():
+        raise ForeignFolder(f"{folder} is not a folder that recall-lab run has written")
+    found = [path.parent for path in folder.glob("*/status.json")]
+    return sorted(found, key=lambda run: (status(run)["started"], run.name))
+
+
+def status(run: Path) -> dict[str, Any]:
+    return read_json(run / "status.json", {})
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """The resolved configuration of a run."""
+    return yaml.safe_load((run / "config.yaml").read_text())
+
+
+def collect(folder: Path) -> pd.DataFrame:
+    """One row a metric and cell of every finished run; the configuration as columns (`mixer.heads`, `train.lr` …).
+
+    Raises ForeignFolder where the folder is not a sweep's, or no run of it has finished.
+    """
+    rows = [row for run in runs(folder) if status(run)["state"] == "finished" for row in run_rows(run)]
+    if not rows:
+        states = Counter(status(run)["state"] for run in runs(folder))
+        there = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs at all"
+        raise ForeignFolder(f"{folder} has no finished run yet: {there}")
+    table = pd.DataFrame(rows)
+    table["series"] = series(table)
+    return table
+
+
+def run_rows(run: Path) -> list[Row]:
+    """The rows of one run, each with the run's own columns."""
+    facts = status(run)
+    config = read_config(run)
+    columns = flatten(config) | {
+        "run": run.name,
+        "mixer": config["choice"]["mixer"],
+        "task": config["choice"]["task"],
+        **{name: facts[name] for name in ("git", "torch", "numpy", "python", "version", "device", "seconds")},
+    }
+    return [columns | row for row in read_json(run / "rows.json", [])]
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots; lists as JSON; `_target_` and its kin, and where the results lie, left out."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if key.startswith("_") or (not prefix and key in ("name", "root", "report", "choice")):
+            continue
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def varying(table: pd.DataFrame) -> list[str]:
+    """The settings that differ between runs of the same mixer and task, seeds and the cell aside."""
+    settings = [
+        name
+        for name in table.columns
+        if name.split(".")[0] in ("mixer", "model", "train", "test") and "." in name and name != "train.cells"
+    ]
+    one_a_run = table.drop_duplicates("run")
+    groups = one_a_run.groupby(["mixer", "task"])
+    return [name for name in settings if (groups[name].nunique(dropna=False) > 1).any()]
+
+
+def series(table: pd.DataFrame) -> pd.Series:
+    """What a legend calls a run: its mixer, and the settings that tell it from others of the same mixer."""
+    settings = varying(table)
+    label = table["mixer"].astype(str)
+    for name in settings:
+        several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
+        label = label.where(~several, label + " " + name.split(".")[-1] + "=" + table[name].astype(str))
+    return label
+
+
+def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataFrame:
+    """Keeps, of the runs that differ only in `over`, the setting with the best mean validation accuracy.
+
+    The test rows take no part in the choice. What is kept loses those settings from its series' name.
+    """
+    over = [name for name in over if name in varying(table)]
+    if not over:
+        return table
+    others = ["mixer", "task", *(name for name in varying(table) if name not in over)]
+    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
+    best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
+    kept = table.merge(best, on=[*others, *over], how="inner")
+    kept["series"] = series(kept)
+    return kept
+
+
+def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over independent runs; the same values give the same interval.
+
+    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. One value: that value twice.
+    """
+    values = np.sort(np.asarray(list(values), dtype=float))
+    picks = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
+    low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def summarise(
+    table: pd.DataFrame, by: list[str], metric: tuple[str, ...] = SCORES, split: str = "test"
+) -> pd.DataFrame:
+    """Mean, interval and number of runs of a metric (the first of several that is there) for every combination of
+    `by`: columns mean, low, high, runs."""
+    chosen = table[table["metric"].isin(metric) & (table["split"] == split)]
+    records = []
+    for key, group in chosen.groupby(by, sort=True, dropna=False):
+        # A run counts once, also where several of its cells fall into one group.
+        values = group.groupby("run")["value"].mean()
+        low, high = interval(values)
+        records.append((*key, values.mean(), low, high, len(values)))
+    return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
+
+
+def save(table: pd.DataFrame, path: Path) -> None:
+    """The tidy table as parquet."""
+    for name in table.columns:
+        if table[name].dropna().map(type).nunique() > 1:  # a setting that is a number here and a word there
+            table = table.assign(**{name: table[name].astype(str)})
+    with replacing(path) as temporary:
+        table.to_parquet(temporary, index=False)

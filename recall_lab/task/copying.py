@@ -1,0 +1,58 @@
+"""Copying a string (Jelassi et al., arXiv 2402.01032)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from recall_lab.task.base import Batch, Task, require, unscored, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying(Task):
+    """A random string, COPY, and the string again, each of its characters to be told one place ahead.
+
+    Token ids: 0 is COPY, 1 … V−1 are characters, drawn independently; the string is length/2 characters long. The
+    copy stands in the input shifted by one, as when a model writes it itself, so accuracy per sequence is
+    string-exact accuracy of greedy decoding (up to its first error the model reads what it wrote), and accuracy per
+    token is accuracy per character, the characters before being right. Factor: `source`, the character's place.
+
+    >>> task = Copying(vocab=10, length=8)
+    >>> batch = task.sample(1, np.random.default_rng(0))
+    >>> print(*batch.tokens[0])
+    8 6 5 3 0 8 6 5
+    >>> print(*batch.targets[0, 4:])
+    8 6 5 3
+    """
+
+    vocab: int = 32
+    """V: token ids; all but COPY are characters."""
+    length: int = 64
+    """n: places of a sequence: the string, COPY, and all of the string but its last character."""
+
+    def __post_init__(self) -> None:
+        whole(self, vocab=3, length=2)
+        require(self.length % 2 == 0, f"length={self.length}: an even number, the string and its copy")
+
+    @property
+    def chance(self) -> float:
+        return 1 / (self.vocab - 1)
+
+    def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
+        half = self.length // 2
+        string = rng.integers(1, self.vocab, size=(sequences, half), dtype=np.int32)
+        copy = np.zeros(string.shape, dtype=np.int32)
+        copy[:, 1:] = string[:, :-1]
+        targets, source = unscored(sequences, self.length), unscored(sequences, self.length)
+        targets[:, half:] = string
+        source[:, half:] = np.arange(half)
+        return Batch(np.concatenate([string, copy], axis=1), targets, {"source": source})
+
+    def solve(self, tokens: Int[np.ndarray, "b t"]) -> Int[np.ndarray, "b t"]:
+        targets = unscored(*tokens.shape)
+        for row, answer in zip(tokens.tolist(), targets, strict=True):
+            answer[row.index(0) :] = row[: row.index(0)]
+        return targets
+
+    def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
+        return np.where((tokens == 0).cumsum(axis=1) > 0, "query", "value")

@@ -1,0 +1,51 @@
+"""The caches against arrays computed elsewhere: outputs and gradients, in parallel and by steps."""
+
+import pytest
+import torch
+from conftest import golden, ratio
+
+from recall_lab.mixer.forgetting import Forgetting
+from recall_lab.mixer.softmax import Softmax
+from recall_lab.mixer.window import Window
+
+LIMIT = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 5e-5)}
+"""Of outputs and of gradients."""
+MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting}
+CASES = {
+    "softmax": ("softmax_attn", "o", {}),
+    "softmax, sink": ("softmax_attn", "o_sink", {"sink": True}),
+    "window": ("softmax_attn", "o_window5", {"budget": 5}),
+    "forgetting": ("forgetting_attn", "o", {}),
+    "forgetting, long": ("forgetting_attn__long", "o", {}),
+}
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("how", ["parallel", "recurrent", "split"])
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case, how, dtype):
+    file, output, options = CASES[case]
+    arrays = golden(file)
+    heads = arrays["q"].shape[2]
+    mixer = MECHANISMS[case.split(",")[0]](d_model=8, heads=heads, **options)
+    x = {
+        name: arrays[name].to(dtype).transpose(1, 2).requires_grad_() for name in ("q", "k", "v", "g") if name in arrays
+    }
+    gates = {"log_forget": x["g"]} if "g" in x else {}
+    if options.get("sink"):
+        gates["sink"] = arrays["sink_bias"].to(dtype)[:, None].expand(x["q"].shape[:3])
+    if how == "split":
+        cut = x["q"].shape[2] // 3
+        parts, memory = [], None
+        for span in (slice(cut), slice(cut, None)):
+            here = {name: part[:, :, span] for name, part in gates.items()}
+            o, memory = mixer.parallel(x["q"][:, :, span], x["k"][:, :, span], x["v"][:, :, span], here, memory)
+            parts.append(o)
+        o = torch.cat(parts, dim=2)
+    else:
+        o, _ = getattr(mixer, how)(x["q"], x["k"], x["v"], gates)
+    assert ratio(o.detach().transpose(1, 2), arrays[output]) < LIMIT[dtype][0]
+    if output == "o" and "do" in arrays:
+        grads = torch.autograd.grad((o.transpose(1, 2) * arrays["do"].to(dtype)).sum(), x.values())
+        for name, grad in zip(x, grads, strict=True):
+            assert ratio(grad.transpose(1, 2), arrays[f"grad_{name}"]) < LIMIT[dtype][1], name
