@@ -42,7 +42,8 @@ def inputs(length: int, batch: int = BATCH) -> tuple[Tensor, ...]:
 
 def softmax(length: int) -> Callable[[], object]:
     q, k, v = inputs(length)
-    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    d = torch.randn_like(v)
+    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
 
 
 def memory(kind: type[MatrixMemory], length: int, form: str = "parallel", batch: int = BATCH) -> Callable[[], object]:
@@ -51,7 +52,8 @@ def memory(kind: type[MatrixMemory], length: int, form: str = "parallel", batch:
     q, k, v = inputs(length, batch)
     x = torch.randn(batch, length, HEADS * WIDTH, generator=torch.Generator().manual_seed(1))
     gates = {name: gate.detach().contiguous().requires_grad_() for name, gate in mixer.gates(x).items()}
-    return lambda: getattr(mixer, form)(q, k, v, gates)[0].sum().backward()
+    d = torch.randn_like(v)
+    return lambda: getattr(mixer, form)(q, k, v, gates)[0].backward(d)
 
 
 @cache
