@@ -249,12 +249,11 @@ class Doubled(torch.autograd.Function):
         for size, before, after in _doubling(decay):
             up, down = _late(grow, size), _early(rest, size)
             late = (_late(x, size) * up).flatten(1, 2)
-            seen = None
-            for y, dy, d in zip(ys, dys, d_pairs, strict=True):
-                block = _across(d, size).reshape(len(late), -1, size)
-                seen = _product(block, _early(y, size) * down, seen)
-                _early(dy, size).addcmul_(_product(block.mT, late), down)
-            _late(dx, size).addcmul_(seen.unflatten(1, (size, r)), up)
+            early = torch.stack([_early(y, size) for y in ys], dim=1).mul_(down[:, None]).flatten(1, 2)
+            block = torch.cat([_across(d, size) for d in d_pairs], dim=-1).flatten(0, 1)
+            _late(dx, size).addcmul_(_product(block, early).unflatten(1, (size, r)), up)
+            for dy, d in zip(dys, _product(block.mT, late).split(size, dim=1), strict=True):
+                _early(dy, size).addcmul_(d, down)
             up.mul_(before[:, None])
             down.mul_(after)
         return _gradients(total, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
@@ -353,16 +352,13 @@ def _across(pair: Tensor, size: int) -> Tensor:
     return halves.diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a @ b, added to `out` where it is given.
-
-    A sum of outer products below the size (400 multiplications) under which bmm on CPU is a plain loop.
-    """
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b; a sum of outer products below the size (400 multiplications) under which bmm on CPU is a plain loop."""
     if a.shape[1] * a.shape[2] * b.shape[2] >= 400:
-        return a @ b if out is None else out.baddbmm_(a, b)
-    out = b.new_zeros(()).expand(len(a), a.shape[1], b.shape[2]) if out is None else out
-    for i in range(a.shape[2]):
-        out = torch.addcmul(out, a[:, :, i, None], b[:, i, None])
+        return a @ b
+    out = a[:, :, 0, None] * b[:, 0, None]
+    for i in range(1, a.shape[2]):
+        out.addcmul_(a[:, :, i, None], b[:, i, None])
     return out
 
 
