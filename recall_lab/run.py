@@ -45,7 +45,20 @@ FAILED = 1e9
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
 """What a person can have caused: told in one line, without a traceback."""
 
+SIZES = ("small", "large")
+"""What `size` may be: `${sized:a,b}` is a at the first and b at the second."""
+
 log = logging.getLogger("recall_lab")
+
+
+def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
+    """The one of two values that the setting `size` chooses; in a configuration `${sized:small,large}`."""
+    if _root_.size not in SIZES:
+        raise ValueError(f"size={_root_.size}: one of {', '.join(SIZES)}")
+    return (small, large)[SIZES.index(_root_.size)]
+
+
+OmegaConf.register_new_resolver("sized", sized, replace=True)
 
 
 class Claim(Callback):
@@ -59,6 +72,7 @@ class Claim(Callback):
             known = set(OmegaConf.load(CONF / "config.yaml")) | {"task", "mixer"}
             if unknown := sorted(set(config) - known):
                 raise ValueError(f"there is no setting {unknown[0]}{meant(unknown[0])}")
+            sized(None, None, _root_=config)
             results.claim(Claim.folder)
         except ValueError as error:
             # Hydra turns a callback's exceptions into warnings; it lets this one through.
@@ -68,8 +82,9 @@ class Claim(Callback):
 
 
 def identity(config: dict[str, Any]) -> str:
-    """The name of a run's folder: a hash of all that its result depends on, not of where that is put."""
-    content = {key: value for key, value in config.items() if key not in ("name", "root", "report", "hydra")}
+    """The name of a run's folder: a hash of all that its result depends on, not of where that is put; of `size`, only
+    of the numbers that it chose."""
+    content = {key: value for key, value in config.items() if key not in ("name", "root", "size", "report", "hydra")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
