@@ -41,8 +41,9 @@ log = logging.getLogger("recall_lab")
 
 
 def identity(config: Config) -> str:
-    """The name of a run's folder: a hash of all that its result depends on, not of where that is put."""
-    content = {key: value for key, value in config.items() if key not in ("name", "root", "report")}
+    """The name of a run's folder: a hash of all that its result depends on, not of where that is put; of `size`, only
+    of the numbers that it chose."""
+    content = {key: value for key, value in config.items() if key not in ("name", "root", "size", "report")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

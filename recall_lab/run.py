@@ -16,6 +16,19 @@ from omegaconf import DictConfig, OmegaConf
 from recall_lab import results
 from recall_lab.say import CONF, ERRORS, complain, meant, one_line, say
 
+SIZES = ("small", "large")
+"""What `size` may be: `${sized:a,b}` is a at the first and b at the second."""
+
+
+def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
+    """The one of two values that the setting `size` chooses; in a configuration `${sized:small,large}`."""
+    if _root_.size not in SIZES:
+        raise ValueError(f"size={_root_.size}: one of {', '.join(SIZES)}")
+    return (small, large)[SIZES.index(_root_.size)]
+
+
+OmegaConf.register_new_resolver("sized", sized, replace=True)
+
 
 class Claim(Callback):
     """Before Hydra writes anything: keys nobody reads are refused and the output folder is made ours."""
@@ -28,6 +41,7 @@ class Claim(Callback):
             known = set(OmegaConf.load(CONF / "config.yaml")) | {"task", "mixer"}
             if unknown := sorted(set(config) - known):
                 raise ValueError(f"there is no setting {unknown[0]}{meant(unknown[0])}")
+            sized(None, None, _root_=config)
             results.claim(Claim.folder)
         except ValueError as error:
             # Hydra turns a callback's exceptions into warnings; it lets this one through.
