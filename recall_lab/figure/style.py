@@ -88,7 +88,7 @@ def figure(width: float = 7.2, height: float = 4.4, **axes: int) -> tuple[Figure
     return made, made.subplots(**axes)
 
 
-def length_axis(ax: Axes, lengths: Iterable[int], trained: Iterable[int] = ()) -> None:
+def length_axis(ax: Axes, lengths: Iterable[float | int], trained: Iterable[float | int] = ()) -> None:
     """A log₂ axis ticked at the tested lengths, the span of the training lengths shaded."""
     lengths, trained = sorted(set(lengths)), sorted(set(trained))
     ax.set_xscale("log", base=2)
