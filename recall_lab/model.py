@@ -14,7 +14,7 @@ from recall_lab.shapes import Hidden, State
 class Block(nn.Module):
     """x + mixer(norm x), and, where it has a width, x + mlp(norm x)."""
 
-    def __init__(self, mixer: Mixer, d_model: int, mlp: float) -> None:
+    def __init__(self, mixer: Mixer, d_model: int, mlp: float | int) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(d_model, eps=1e-5)
         self.mixer = mixer
@@ -52,14 +52,14 @@ class Model(nn.Module):
         mixer: Callable[..., Mixer] | list[Callable[..., Mixer]],
         d_model: int = 64,
         layers: int = 2,
-        mlp: float = 0,
+        mlp: float | int = 0,
         width: int = 0,
     ) -> None:
         super().__init__()
         for name, value, least in (("d_model", d_model, 1), ("layers", layers, 1), ("mlp", mlp, 0)):
             if value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
-        self.embed = nn.Linear(width, d_model) if width else nn.Embedding(vocab, d_model)
+        self.embed = nn.Linear(width, d_model, bias=False) if width else nn.Embedding(vocab, d_model)
         makers = mixer if isinstance(mixer, list) else [mixer]
         self.blocks = nn.ModuleList(
             Block(makers[layer % len(makers)](d_model=d_model), d_model, mlp) for layer in range(layers)

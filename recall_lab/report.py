@@ -30,7 +30,7 @@ img {{ max-width: 100% }} code, pre {{ background: #f4f4f4; padding: .1rem .3rem
 def make(folder: Path) -> str:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png and .svg, and FOLDER/report.html.
 
-    Returns the summary for a terminal: accuracy by series and length, what is missing, where the report lies.
+    Returns the summary for a terminal: the score by series and cell, what is missing, where the report lies.
     Raises results.ForeignFolder where there is nothing to report.
     """
     table = results.collect(folder)
@@ -86,11 +86,11 @@ def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
         ]
         names = [name.removeprefix("task.") for name in scales]
         grid = points.rename(columns=dict(zip(scales, names, strict=True)))
-        grid = grid.pivot(index="series", columns=names, values="accuracy").fillna("")
-        runs = points.groupby("series")["runs"].max()
-        grids[f"{task}: accuracy per scored token on the test stream, mean [95 % interval] over runs"] = grid.assign(
-            runs=runs
-        )
+        grid["runs"] = grid.groupby("series")["runs"].transform("max")
+        grid = grid.pivot(index=["series", "runs"], columns=names, values="accuracy").fillna("")
+        score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
+        title = f"{task}: {score} on the test stream, mean [95 % interval] over runs"
+        grids[title] = grid
     return grids
 
 

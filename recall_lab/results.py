@@ -23,6 +23,9 @@ import yaml
 MARK = ".recall_lab"
 """The file that tells a folder of ours from anybody else's."""
 
+SCORES = ("accuracy", "r2")
+"""What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
+
 ORACLE = tuple(
     f"oracle.{name}" for name in ("gates.", "keys", "cosine", "centered", "passes", "overwrites", "sharpness")
 )
@@ -163,7 +166,7 @@ def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataF
     if not over:
         return table
     others = ["mixer", "task", *(name for name in varying(table) if name not in over)]
-    validation = table[(table["split"] == "validation") & (table["metric"] == "accuracy")]
+    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
     score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
     kept = table.merge(best, on=[*others, *over], how="inner")
@@ -171,7 +174,7 @@ def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataF
     return kept
 
 
-def interval(values: Iterable[float], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
+def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over independent runs; the same values give the same interval.
 
     Within the range of the values by construction, so an accuracy's never leaves [0, 1]. One value: that value twice.
@@ -182,9 +185,12 @@ def interval(values: Iterable[float], level: float = 0.95, draws: int = 2000) ->
     return float(low), float(high)
 
 
-def summarise(table: pd.DataFrame, by: list[str], metric: str = "accuracy", split: str = "test") -> pd.DataFrame:
-    """Mean, interval and number of runs of a metric for every combination of `by`."""
-    chosen = table[(table["metric"] == metric) & (table["split"] == split)]
+def summarise(
+    table: pd.DataFrame, by: list[str], metric: tuple[str, ...] = SCORES, split: str = "test"
+) -> pd.DataFrame:
+    """Mean, interval and number of runs of a metric (the first of several that is there) for every combination of
+    `by`: columns mean, low, high, runs."""
+    chosen = table[table["metric"].isin(metric) & (table["split"] == split)]
     records = []
     for key, group in chosen.groupby(by, sort=True, dropna=False):
         # A run counts once, also where several of its cells fall into one group.

@@ -73,8 +73,8 @@ def identity(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def execute(config: dict[str, Any]) -> float:
-    """One run, from its resolved configuration to its finished folder; gives the validation loss in bits.
+def execute(config: dict[str, Any]) -> float | int:
+    """One run, from its resolved configuration to its finished folder; gives the validation loss.
 
     A finished run is left alone, one that was cut off goes on from its checkpoint, a failed one is done again.
     Whatever goes wrong is written into the folder (status.json, run.log), and FAILED is returned.
@@ -89,7 +89,7 @@ def execute(config: dict[str, Any]) -> float:
             before = results.status(folder)
             if before.get("state") == "finished":
                 say(f"found     {title}")
-                return before["validation_loss_bits"]
+                return before["validation_loss"]
             if before.get("state") == "failed":
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
             return _work(config, folder, title)
@@ -122,13 +122,13 @@ def _work(config: dict[str, Any], folder: Path, title: str) -> float:
             if sweeping():
                 say(f"failed    {title}")
             return FAILED
-        note("finished", validation_loss_bits=outcome["loss_bits"])
+        note("finished", validation_loss=outcome["loss"])
         log.info("finished")
     say(f"finished  {title}: validation accuracy {outcome['accuracy']:.3f}, {time.perf_counter() - began:.0f} s")
-    return outcome["loss_bits"]
+    return outcome["loss"]
 
 
-def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any], title: str) -> dict[str, float]:
+def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any], title: str) -> dict[str, float | int]:
     import torch
 
     from recall_lab import train
@@ -142,14 +142,16 @@ def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any],
     tested = train.test_cells(task, testing.cells, trained)
     torch.manual_seed(config["seed"])
     mixer = hydra.utils.instantiate(config["mixer"])
-    model = hydra.utils.instantiate(config["model"], vocab=task.vocab, width=task.width, mixer=mixer).to(device)
+    model = hydra.utils.instantiate(
+        config["model"], vocab=task.vocab, width=task.width, mixer=mixer, _convert_="all"
+    ).to(device)
     log.info("%s on %s: %d parameters", title, device, sum(p.numel() for p in model.parameters()))
     curve_path = folder / "curve.json"
 
     with progress(title, training.steps) as advance:
 
-        def report(point: dict[str, float]) -> None:
-            log.info("step %d: accuracy %.4f, loss %.4f bits", point["step"], point["accuracy"], point["loss_bits"])
+        def report(point: dict[str, float | int]) -> None:
+            log.info("step %d: accuracy %.4f, loss %.4f", point["step"], point["accuracy"], point["loss"])
             advance(point)
 
         curve = train.train(model, task, training, config["data_seed"], device, folder / "checkpoint.pt", report)
@@ -168,7 +170,7 @@ def _train_and_test(config: dict[str, Any], folder: Path, facts: dict[str, Any],
             scores |= {"chance": at.chance, "state_elements": elements, "state_bytes": size}
             where = {f"task.{name}": value for name, value in dataclasses.asdict(at).items()}
             rows += [{**where, "split": split, "metric": name, "value": value} for name, value in scores.items()]
-            log.info("%s %s: accuracy %.4f", split, cell, scores["accuracy"])
+            log.info("%s %s: %s", split, cell, scores)
     results.write_json(folder / "rows.json", rows)
     return curve[-1]
 

@@ -4,6 +4,7 @@ mixer, the same again after a restart, and never the same in two splits."""
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from recall_lab.task.base import Batch, Task
 Cell = dict[str, Any]
 """A point of a task's grid: the parameters that differ from the task's own."""
 
+Scores = dict[str, float | int]
+"""Name of a metric → its value."""
+
 EVALUATION_TOKENS = 16384
 """Tokens evaluated at a time."""
 
@@ -32,13 +36,13 @@ class Training:
 
     steps: int
     tokens: int
-    lr: float
-    weight_decay: float
-    warmup: float
-    clip: float
+    lr: float | int
+    weight_decay: float | int
+    warmup: float | int
+    clip: float | int
     validate_every: int
     validation_sequences: int
-    solved: float | None
+    solved: float | int | None
     bf16: bool
     compile: bool
     cells: list[Cell] | None
@@ -122,8 +126,8 @@ def train(
     data_seed: int,
     device: torch.device,
     checkpoint: Path | None = None,
-    report: Callable[[dict[str, float]], None] = lambda point: None,
-) -> list[dict[str, float]]:
+    report: Callable[[Scores], None] = lambda point: None,
+) -> list[Scores]:
     """Trains in place and returns the training curve, a point a validation.
 
     Goes on from `checkpoint` where that file exists, with the same result as without the interruption; writes it
@@ -136,7 +140,7 @@ def train(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=device.type in ("cpu", "cuda")
     )
-    curve: list[dict[str, float]] = []
+    curve: list[Scores] = []
     if checkpoint is not None and checkpoint.exists():
         saved = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
@@ -168,7 +172,7 @@ def train(
         step += 1
         if step % training.validate_every == 0 or step == training.steps:
             _finite(losses[-1], step - 1)
-            point = {"step": step, "train_loss_bits": float(torch.stack(losses).mean()) / math.log(2)}
+            point = {"step": step, "train_loss": float(torch.stack(losses).mean())}
             point |= _validate(model, task, training, data_seed, device, cells)
             point["seconds"] = time.perf_counter() - started
             losses = []
@@ -184,56 +188,66 @@ def train(
 
 def evaluate(
     model: nn.Module, task: Task, cell: Cell, data_seed: int, split: str, sequences: int, device: torch.device
-) -> dict[str, float]:
+) -> Scores:
     """Scores the model on that many sequences of one cell, in batches of at most EVALUATION_TOKENS tokens.
 
     accuracy           share of scored tokens answered right
     sequence_accuracy  share of sequences with every scored token right
     loss_bits          mean −log₂ p of the right answer
     tokens, sequences  how many of each were scored
-    Where the answers are vectors: accuracy is R² = 1 − error, error the mean squared error over the variance.
+    Of a continuous task, in place of the first three:
+    error              Σ‖y − target‖² / Σ‖target − mean‖²
+    r2                 1 − error
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
-    right = whole = bits = tokens = done = 0
+    sums: Counter[str] = Counter()
+    total = 0.0
     model.eval()
     with torch.no_grad():
         for number in range(-(-sequences // size)):
-            count = min(size, sequences - done)
-            batch = at.sample(count, stream(data_seed, split, cell, number))
-            inputs, scored, targets = arrays(batch, device)
-            logits = model(inputs, scored).float()
-            hit = logits.argmax(dim=-1) == targets
-            grid = torch.ones_like(scored)
-            grid[scored] = hit
-            right += int(hit.sum())
-            whole += int(grid.all(dim=1).sum())
-            bits += float(F.cross_entropy(logits, targets, reduction="sum")) / math.log(2)
-            tokens += len(targets)
-            done += count
+            count = min(size, sequences - number * size)
+            inputs, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
+            answers = model(inputs, scored).float()
+            sums["tokens"] += len(targets)
+            sums["sequences"] += count
+            if task.continuous:
+                sums["squared"] += float((answers - targets).square().sum())
+                sums["norm"] += float(targets.square().sum())
+                total = total + targets.sum(dim=0)
+                continue
+            hit = torch.ones_like(scored)
+            hit[scored] = answers.argmax(dim=-1) == targets
+            sums["right"] += int(hit[scored].sum())
+            sums["whole"] += int(hit.all(dim=1).sum())
+            sums["nats"] += float(F.cross_entropy(answers, targets, reduction="sum"))
+    counts = {name: sums[name] for name in ("tokens", "sequences")}
+    if task.continuous:
+        error = sums["squared"] / (sums["norm"] - float(total.square().sum()) / sums["tokens"])
+        return {"error": error, "r2": 1 - error, **counts}
     return {
-        "accuracy": right / tokens,
-        "sequence_accuracy": whole / done,
-        "loss_bits": bits / tokens,
-        "tokens": tokens,
-        "sequences": done,
+        "accuracy": sums["right"] / sums["tokens"],
+        "sequence_accuracy": sums["whole"] / sums["sequences"],
+        "loss_bits": sums["nats"] / sums["tokens"] / math.log(2),
+        **counts,
     }
 
 
 def _validate(
     model: nn.Module, task: Task, training: Training, data_seed: int, device: torch.device, cells: list[Cell]
-) -> dict[str, float]:
-    """Mean accuracy and loss over the cells, and the accuracy of the worst."""
+) -> Scores:
+    """Mean accuracy (R² of a continuous task) and loss (its error) over the cells, and the accuracy of the worst."""
+    accuracy, loss = ("r2", "error") if task.continuous else ("accuracy", "loss_bits")
     sequences = training.validation_sequences
     scores = [evaluate(model, task, cell, data_seed, "validation", sequences, device) for cell in cells]
     return {
-        "accuracy": float(np.mean([score["accuracy"] for score in scores])),
-        "worst_accuracy": min(score["accuracy"] for score in scores),
-        "loss_bits": float(np.mean([score["loss_bits"] for score in scores])),
+        "accuracy": float(np.mean([score[accuracy] for score in scores])),
+        "worst_accuracy": min(score[accuracy] for score in scores),
+        "loss": float(np.mean([score[loss] for score in scores])),
     }
 
 
-def _solved(point: dict[str, float], training: Training) -> bool:
+def _solved(point: Scores, training: Training) -> bool:
     return training.solved is not None and point["worst_accuracy"] >= training.solved
 
 

@@ -19,6 +19,7 @@ from recall_lab.mixer.sink_window import SinkWindow
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.top_k import TopK
 from recall_lab.mixer.window import Window
+from recall_lab.model import Model
 
 Groups = list[list[int]]
 """What one query looks at: slots, each of one token or (merging) of several."""
@@ -330,6 +331,26 @@ def test_forgetting_survives_any_gate():
 def test_impossible_options(overrides):
     with pytest.raises(ValueError, match="a whole number"):
         instantiate(config(*overrides.split()).mixer)(d_model=16)
+
+
+def test_a_trained_model_changes_its_policy():
+    """The weights of a whole softmax model, read by models with other caches."""
+    settings = config("model.layers=2", "model.d_model=16")
+    tokens = torch.randint(0, 8, (2, 40), generator=torch.Generator().manual_seed(0))
+
+    def model(*overrides: str) -> Model:
+        mixer = instantiate(config(*overrides).mixer)
+        return instantiate(settings.model, vocab=8, mlp=0.0, mixer=mixer, _convert_="all")
+
+    trained = model("mixer=softmax")
+    logits = trained(tokens)
+    for overrides in (
+        ["mixer=merging"],
+        ["mixer=hybrid", "mixer@mixer.first=paged", "mixer@mixer.second=heavy_hitter"],
+    ):
+        other = model(*overrides)
+        other.load_state_dict(trained.state_dict(), strict=True)
+        assert torch.allclose(other(tokens), logits, atol=1e-5)
 
 
 def layers(*overrides: str) -> list[str]:

@@ -32,9 +32,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.fill_between(x, line["low"], line["high"], color=colour, alpha=0.18, linewidth=0)
             trained = part.loc[part["split"] == "validation", "task.length"]
             style.length_axis(ax, points["task.length"], trained)
-            chance = test.loc[test["metric"] == "chance", "value"]
-            style.accuracy_axis(ax, chance.max() if len(chance) else None)
-            ax.set_ylabel("accuracy per scored token")
+            continuous = (test["metric"] == "r2").any()
+            style.accuracy_axis(ax, 0 if continuous else test.loc[test["metric"] == "chance", "value"].max())
+            ax.set_ylabel("R² of the answer" if continuous else "accuracy per scored token")
             ax.set_title(f"{task}: retrieval versus length", pad=18)
             ax.legend(
                 title=f"state in numbers; {style.seeds(points['runs'])}, band 95 %", frameon=False,

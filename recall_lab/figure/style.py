@@ -82,7 +82,7 @@ def style():
         yield
 
 
-def figure(width: float = 7.2, height: float = 4.4, **axes: int) -> tuple[Figure, Axes | np.ndarray]:
+def figure(width: float | int = 7.2, height: float | int = 4.4, **axes: int) -> tuple[Figure, Axes | np.ndarray]:
     """A figure outside pyplot, so that making many keeps none alive."""
     made = Figure(figsize=(width, height), layout="constrained")
     return made, made.subplots(**axes)
@@ -105,7 +105,7 @@ def length_axis(ax: Axes, lengths: Iterable[float | int], trained: Iterable[floa
     ax.set_xlabel("sequence length n")
 
 
-def accuracy_axis(ax: Axes, chance: float | None = None) -> None:
+def accuracy_axis(ax: Axes, chance: float | int | None = None) -> None:
     ax.set_ylim(-0.02, 1.03)
     if chance is not None:
         ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
@@ -132,7 +132,7 @@ def legend(made: Figure, series: Iterable[str], title: str = "", labels: Iterabl
     )  # fmt: skip
 
 
-def seeds(runs: Iterable[int]) -> str:
+def seeds(runs: Iterable[float | int]) -> str:
     """How many runs stand behind each point, in words."""
     least, most = min(runs), max(runs)
     return f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"

@@ -32,13 +32,15 @@ def extend(memory: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
     return torch.cat([memory["k"], k], dim=2), torch.cat([memory["v"], v], dim=2)
 
 
-def causal(q: Query, k: CachedKey) -> Attention:
-    """q_t·k_s / √d_key, −∞ where s > t; the places of q are the last ones of k.
-
-    At least float32: a choice between tokens must not hang on how half precision rounds.
-    """
+def score(q: Query, k: CachedKey) -> Attention:
+    """q_t·k_s / √d_key, in at least float32: a choice between tokens must not hang on how half precision rounds."""
     with without_autocast(q):
-        logits = (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
+        return (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
+
+
+def causal(q: Query, k: CachedKey) -> Attention:
+    """q_t·k_s / √d_key, −∞ where s > t; the places of q are the last ones of k."""
+    logits = score(q, k)
     t, s = logits.shape[-2:]
     return logits + logits.new_full((t, s), -torch.inf).triu(s - t + 1)
 
@@ -53,12 +55,12 @@ def weigh(logits: Attention, v: CachedValue) -> Value:
     return torch.softmax(logits, dim=-1).to(v.dtype) @ v
 
 
-def largest(score: Tensor, count: int) -> Bool[Tensor, "..."]:
+def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
     """True at the `count` largest entries of the last axis; of equal ones the earliest are taken."""
-    if count >= score.shape[-1]:
-        return torch.ones_like(score, dtype=torch.bool)
-    least = score.topk(count, sorted=False).values.amin(-1, keepdim=True)
-    above, level = score > least, score == least
+    if count >= x.shape[-1]:
+        return torch.ones_like(x, dtype=torch.bool)
+    least = x.topk(count, sorted=False).values.amin(-1, keepdim=True)
+    above, level = x > least, x == least
     vacant = count - above.sum(-1, keepdim=True, dtype=torch.int32)
     return above | (level & (level.cumsum(-1, dtype=torch.int32) <= vacant))
 

@@ -13,12 +13,12 @@ from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HeavyHitter(Budget):
-    """Of B = `budget` tokens half are the most recent ones, half those with the most attention up to now.
+    """The most recent tokens kept, and as many of the others as have had the most attention up to now.
 
-    o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key);  each head keeps for each token the mass
-    Σ_{r=s..t} A_rs, its weight on itself included. C_t is all of {0 … t} while these are no more than B; from then on
-    each place, having been read out, puts one token out: of those outside the ⌈B/2⌉ most recent (the next token counted
-    in) the one with the least mass, of equal ones the earliest. What is out stays out.
+    o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key) over C_t;  each head keeps the mass of each token,
+    Σ_{r=s..t} A_rs, its weight on itself included. C_t is all of {0 … t} while these are no more than B = `budget`;
+    from then on each place, having been read out, puts one token out: of those outside the ⌈B/2⌉ most recent (the
+    next token counted in) the one with the least mass, of equal ones the earliest. What is out stays out.
     The choice has no gradient; q, k and v have theirs through the weights that are kept.
     state: k, v and mass of at most B − 1 tokens.
     Source: Zhang et al., arXiv 2306.14048; akin to Scissorhands, Liu et al., arXiv 2305.17118.
@@ -29,11 +29,11 @@ class HeavyHitter(Budget):
         logits = self.logits(q, k)
         hidden, mass = self.evict(logits.detach(), memory["mass"])
         order = hidden[:, :, -1].argsort(dim=-1, descending=True, stable=True)
-        left = order[:, :, : min(k.shape[2], self.budget - 1)]
+        stay = order[:, :, : min(k.shape[2], self.budget - 1)]
         kept = {
-            name: x.gather(2, left[..., None].expand(-1, -1, -1, x.shape[3])) for name, x in {"k": k, "v": v}.items()
+            name: x.gather(2, stay[..., None].expand(-1, -1, -1, x.shape[3])) for name, x in {"k": k, "v": v}.items()
         }
-        return weigh(logits + hidden[:, :, :-1], v), kept | {"mass": mass.gather(2, left)}
+        return weigh(logits + hidden[:, :, :-1], v), kept | {"mass": mass.gather(2, stay)}
 
     @torch.no_grad()
     def evict(self, logits: Attention, mass: Tensor) -> tuple[Tensor, Tensor]:

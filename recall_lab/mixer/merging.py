@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.mixer.base import without_autocast
-from recall_lab.mixer.cache import Budget, CachedKey, CachedValue, causal, extend
+from recall_lab.mixer.cache import Budget, CachedKey, CachedValue, causal, extend, score, weigh
 from recall_lab.mixer.matrix_memory import full
 from recall_lab.shapes import Gates, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Merging(Budget):
-    """B = `budget` slots: the recent tokens each in one of its own, those that leave them merged by likeness of keys.
+    """A bounded number of slots: recent tokens each in one of its own, older ones merged by likeness of keys.
 
-    The ⌈B/2⌉ most recent tokens (the current one included) stand alone. A token that leaves them takes a slot of its
-    own while fewer than B are in use, that is, the first ⌊B/2⌋ tokens; every later one goes into the slot whose key
-    has the largest cosine with its own, of equal ones the earliest. A slot holds the mean k̄ and v̄ of its c tokens:
-    o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m,  the log counting every token of a slot: merging tokens of
-    equal keys changes nothing (proportional attention, as in ToMe).
-    A_ts = softmax weight of the slot of s, divided by its c.  The choice of slots has no gradient.
+    Of B = `budget` slots ⌈B/2⌉ hold the most recent tokens (the current one included), one each. A token that leaves
+    them keeps a slot of its own as long as there is one, as the first ⌊B/2⌋ tokens do; every later one goes into the
+    slot of these whose key has the largest cosine with its own, of equal ones the earliest. A slot holds the means
+    k̄ and v̄ of its c tokens:  o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m.  By log c every token of a slot
+    counts, so that merging equal keys changes nothing.  A_ts is the weight of the slot of s, divided by its c.
+    The choice of slots has no gradient.
     state: k̄, v̄ and c of at most B − 1 slots.
     Source: Wang et al., arXiv 2407.08454, and CaM, Zhang et al. (ICML 2024); log c from Bolya et al., arXiv 2210.09461.
     """
@@ -38,29 +38,29 @@ class Merging(Budget):
 
     def merge(self, q: Query, k: CachedKey, v: CachedValue, count: Tensor) -> tuple[Value, State]:
         """`attend` on the slots of the memory (b h s d, count b h s) with the new tokens behind them."""
-        logits = causal(q, k)
-        t, s = logits.shape[-2:]
+        t, s = q.shape[2], k.shape[2]
         recent = (self.budget + 1) // 2
-        slots = self.budget - recent
         leaving = s - self.budget + 1
         if leaving <= 0:
-            return torch.softmax(logits + count.log()[:, :, None], dim=-1) @ v, {"k": k, "v": v, "count": count}
-        k_slot, k_left, k_recent = k.split([slots, leaving, recent - 1], dim=2)
-        v_slot, v_left, v_recent = v.split([slots, leaving, recent - 1], dim=2)
-        count = count[:, :, :slots]
+            return weigh(causal(q, k), v), {"k": k, "v": v, "count": count}
+        # Behind the slots for good stand the tokens that leave in this block, then those that are recent at its end.
+        sizes = [self.budget - recent, leaving, recent - 1]
+        (k_slot, k_left, k_recent), (v_slot, v_left, v_recent) = k.split(sizes, dim=2), v.split(sizes, dim=2)
+        count = count[:, :, : sizes[0]]
         joins = self.choose(k_slot.detach(), k_left.detach(), count)  # b h leaving slots, one-hot
-        left = torch.ones(t, leaving, dtype=torch.bool, device=q.device).tril(leaving - t - 1)  # at place t: has left
-        gone = logits.new_full((t, leaving), -torch.inf).tril(leaving - t - 1)
+        left = count.new_ones(t, leaving).tril(leaving - t - 1)  # 1 once the token has left
 
         # The logit of a mean key is the mean of its tokens' logits, and a weight on a mean is shared by its tokens: so
         # the slots, which change from place to place, need not be laid out for every place.
-        size = count[:, :, None] + left.to(count) @ joins  # b h t slots
-        l_slot, l_left, l_recent = logits.split([slots, leaving, recent - 1], dim=3)
-        l_mean = (count[:, :, None] * l_slot + l_left.masked_fill(~left, 0) @ joins) / size + size.log()
-        weight = torch.softmax(torch.cat([l_mean, l_left + gone, l_recent], dim=-1), dim=-1)
-        w_slot, w_left, w_recent = weight.split([slots, leaving, recent - 1], dim=3)
+        size = count[:, :, None] + left @ joins  # b h t slots
+        l_slot, l_left, l_recent = score(q, k).split(sizes, dim=3)
+        l_slot = (count[:, :, None] * l_slot + (l_left * left) @ joins) / size + size.log()
+        unseen = size.new_full((t, s), -torch.inf).triu(s - t + 1)
+        unseen.split(sizes, dim=1)[1].masked_fill_(left.bool(), -torch.inf)
+        weight = torch.softmax(torch.cat([l_slot, l_left, l_recent], dim=-1) + unseen, dim=-1)
+        w_slot, w_left, w_recent = weight.split(sizes, dim=3)
         share = w_slot / size
-        o = (share * count[:, :, None]) @ v_slot + (w_left + share @ joins.mT * left) @ v_left + w_recent @ v_recent
+        o = share @ (count[..., None] * v_slot) + (w_left + share @ joins.mT * left) @ v_left + w_recent @ v_recent
 
         total = count + joins.sum(2)
         fold = (count / total)[..., None], (joins / total[:, :, None]).mT
@@ -74,14 +74,15 @@ class Merging(Budget):
     def choose(self, slot: CachedKey, left: Query, count: Tensor) -> Tensor:
         """The slot that each token joins, one after another (b h leaving slots, one-hot)."""
         total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)
-        onto, among = new @ total.mT, new @ new.mT
+        onto, cross = new @ total.mT, new @ new.mT
         joins = torch.zeros_like(onto)
         tiny = torch.finfo(onto.dtype).tiny
         square = total.square().sum(-1)[:, None].clamp(min=tiny)
-        for e, (here, row, join) in enumerate(zip(onto.split(1, 1), among.split(1, 1), joins.split(1, 1), strict=True)):
-            dot = torch.baddbmm(here, row[:, :, :e], joins[:, :e])
+        own = cross.diagonal(dim1=1, dim2=2)[..., None, None]
+        for here, row, join, itself in zip(*(x.split(1, 1) for x in (onto, cross, joins, own)), strict=True):
+            dot = torch.baddbmm(here, row, joins)  # those still to come have joined none yet
             join.scatter_(2, (dot * square.rsqrt()).argmax(dim=-1, keepdim=True), 1)
-            square.addcmul_(join, torch.add(row[:, :, e, None], dot, alpha=2)).clamp_(min=tiny)
+            square.addcmul_(join, itself[:, 0].add(dot, alpha=2)).clamp_(min=tiny)
         return joins.view(*left.shape[:3], -1)
 
     def empty(self, q: Query, v: Value) -> State:

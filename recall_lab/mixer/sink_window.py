@@ -11,12 +11,12 @@ from recall_lab.shapes import Attention, Query
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SinkWindow(Budget):
-    """The first `sinks` tokens of the sequence kept for good, and of the others the last w = `budget` − `sinks`.
+    """The first few tokens of the sequence kept for good, and the last w.
 
-    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {s ≤ t: s < sinks or s > t − w}, a token that is both
-    counting once;  A is that softmax;  state: k and v of the first `sinks` and the last w − 1 tokens, fewer while
-    fewer exist.  sinks = 0 is `window`.  The sinks are tokens of the sequence, not learned ones, and since no
-    positions are encoded they need none of the paper's renumbering.
+    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {s ≤ t: s < sinks or s > t − w},  w = `budget` − `sinks`,
+    a token that is both counting once;  A is that softmax;  state: k and v of the first `sinks` and the last w − 1
+    tokens, fewer while fewer exist.  sinks = 0 is `window`.  The sinks are tokens of the sequence, not learned ones,
+    and as no positions are encoded they need none of the paper's renumbering.
     Source: Xiao et al., arXiv 2309.17453. Raises ValueError unless 0 ≤ sinks < budget.
     """
 

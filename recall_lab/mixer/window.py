@@ -11,10 +11,10 @@ from recall_lab.shapes import Attention, Query
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Window(Budget):
-    """Only the last w = `budget` tokens kept: the current one and the w − 1 before it.
+    """Only the last w tokens kept: the current one and the w − 1 before it.
 
-    o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s;  A is that softmax, nought at a distance t − s ≥ w;
-    state: k and v of the last w − 1 tokens, fewer while fewer exist.
+    o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s,  w = `budget`;  A is that softmax, nought from a distance
+    t − s = w on;  state: k and v of the last w − 1 tokens, fewer while fewer exist.
     Source: Beltagy et al., arXiv 2004.05150.
     """
 

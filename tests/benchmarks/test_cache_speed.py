@@ -1,0 +1,79 @@
+"""How long the caches take beside softmax: one thread, float32, ratios of processor time."""
+
+import math
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.heavy_hitter import HeavyHitter
+from recall_lab.mixer.merging import Merging
+from recall_lab.mixer.sink_window import SinkWindow
+from recall_lab.mixer.softmax import Softmax
+from recall_lab.mixer.window import Window
+
+STATIC = [Window, SinkWindow, HeavyHitter, Merging]
+
+
+def seconds(*runs: Callable[[], object], times: int = 9) -> list[float]:
+    """The fastest of several runs of each, all in turn, so that a busy machine disturbs them alike."""
+    best = [math.inf] * len(runs)
+    for _ in range(times):
+        for i, run in enumerate(runs):
+            start = time.process_time()
+            run()
+            best[i] = min(best[i], time.process_time() - start)
+    return best
+
+
+def forward(mixer: Mixer, batch: int, length: int) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, 2, length, 32, generator=generator).requires_grad_() for _ in range(3))
+    return lambda: mixer.parallel(q, k, v, {})
+
+
+def decode(mixer: Mixer, past: int) -> Callable[[], object]:
+    """Eight tokens, each from the memory of the one before."""
+    x = torch.randn(1, 2, past, 32, generator=torch.Generator().manual_seed(0))
+    token = x[:, :, :1]
+    with torch.no_grad():
+        _, memory = mixer.parallel(x, x, x, {})
+        memory = {name: part.clone() for name, part in memory.items()}
+
+    @torch.no_grad()
+    def run() -> None:
+        now = memory
+        for _ in range(8):
+            _, now = mixer.recurrence(token, token, token, {}, now)
+
+    return run
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_a_static_policy_takes_at_most_four_times_softmax(policy):
+    softmax, static = seconds(
+        forward(Softmax(d_model=64, heads=2), 16, 512), forward(policy(d_model=64, heads=2), 16, 512)
+    )
+    assert static <= 4 * softmax, f"{static / softmax:.2f} ×"
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_a_static_policy_is_linear_in_length(policy):
+    mixer = policy(d_model=64, heads=2)
+    short, long = seconds(forward(mixer, 1, 2048), forward(mixer, 1, 8192), times=4)
+    assert long <= 2.2**2 * short, f"{long / short:.2f} × at four times the length"
+
+
+@pytest.mark.parametrize("policy", STATIC)
+def test_decoding_from_a_static_cache_is_flat(policy):
+    mixer = policy(d_model=64, heads=2)
+    short, long = seconds(decode(mixer, 1024), decode(mixer, 32768), times=40)
+    assert 0.8 < long / short < 1.25
+
+
+def test_decoding_from_softmax_grows_linearly():
+    mixer = Softmax(d_model=64, heads=2)
+    short, long = seconds(decode(mixer, 8192), decode(mixer, 65536), times=10)
+    assert 0.8 < math.log(long / short, 8) < 1.35  # the caches of a processor make the longer one a little worse

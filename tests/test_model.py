@@ -1,0 +1,117 @@
+"""The model: decoding equals the whole pass, traces are of that pass, sizes are checked."""
+
+import hydra
+import pytest
+import torch
+from conftest import config, names
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
+
+
+def build(mixer: str, layers: int = 2, **more) -> Model:
+    torch.manual_seed(0)
+    chosen = config(f"mixer={mixer}", *more.pop("overrides", ()))
+    return Model(24, hydra.utils.instantiate(chosen.mixer), d_model=8, layers=layers, **more)
+
+
+@pytest.mark.parametrize("mixer", names("mixer"))
+def test_decoding_equals_the_whole_pass(mixer):
+    model = build(mixer, mlp=1.5).double()
+    tokens = torch.randint(24, (2, 11))
+    whole = model(tokens)
+    logits, states = model.prefill(tokens[:, :5], model.initial_state(2))
+    assert torch.allclose(logits, whole[:, :5], atol=1e-6)
+    for t in range(5, 11):
+        logits, states = model.step(tokens[:, t : t + 1], states)
+        assert torch.allclose(logits[:, 0], whole[:, t], atol=1e-6)
+
+
+@pytest.mark.parametrize("mixer", names("mixer"))
+def test_trace_is_of_the_same_pass(mixer):
+    """A v = o, in every layer, of what the trace holds; and the trace ends where the model does."""
+    model = build(mixer)
+    tokens = torch.randint(24, (2, 20))
+    traces = model.trace(tokens, torch.zeros(2, 20, dtype=torch.long))
+    assert [trace.layer for trace in traces] == [0, 1]
+    outputs = []
+    hooks = [b.mixer.o_proj.register_forward_hook(lambda m, i, o: outputs.append(o)) for b in model.blocks]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    for trace, output in zip(traces, outputs, strict=True):
+        x = trace.o if trace.mixer.norm is None else trace.mixer.norm(trace.o)
+        if trace.mixer.g_proj is None:
+            assert torch.allclose(trace.mixer.o_proj(x.transpose(1, 2).flatten(2)), output, atol=1e-5)
+        if trace.mixer.linear_in_v:
+            A = trace.mixer.effective_attention(trace.q, trace.k, trace.gates)
+            assert (A @ trace.v - trace.o).norm() < 1e-5 * trace.o.norm()
+
+
+def test_scored_places_alone():
+    model = build("softmax")
+    tokens = torch.randint(24, (3, 9))
+    scored = torch.rand(3, 9) < 0.4
+    assert torch.allclose(model(tokens, scored), model(tokens)[scored])
+
+
+def test_channels_are_added():
+    model = build("softmax")
+    tokens = torch.randint(24, (2, 5, 2))
+    assert torch.equal(model.enter(tokens), model.embed(tokens[..., 0]) + model.embed(tokens[..., 1]))
+
+
+def test_a_list_of_mixers_takes_turns():
+    model = build("hybrid", layers=3, overrides=["mixer.pattern=[first,second]"])
+    kinds = [type(block.mixer).__name__ for block in model.blocks]
+    assert kinds == ["DeltaRule", "Softmax", "DeltaRule"]
+
+
+def test_state_size_adds_up_over_layers():
+    one, two = build("linear", layers=1).state_size(10), build("linear", layers=2).state_size(10)
+    assert two == (2 * one[0], 2 * one[1])
+
+
+def test_construction_leaves_a_mixers_own_initial_values_alone():
+    """What a mixer sets up is what the model holds: nothing is drawn again."""
+    made: list[tuple[Mixer, dict]] = []
+
+    def maker(d_model):
+        mixer = hydra.utils.instantiate(config("mixer=gated_delta").mixer)(d_model=d_model)
+        made.append((mixer, {name: value.clone() for name, value in mixer.state_dict().items()}))
+        return mixer
+
+    Model(24, maker, d_model=8, layers=2)
+    for mixer, before in made:
+        assert all(torch.equal(value, before[name]) for name, value in mixer.state_dict().items())
+
+
+@pytest.mark.parametrize("size", [{"d_model": 0}, {"layers": 0}, {"mlp": -1.0}])
+def test_impossible_sizes(size):
+    with pytest.raises(ValueError, match=r"at least"):
+        Model(8, hydra.utils.instantiate(config().mixer), **size)
+
+
+def test_heads_must_divide():
+    with pytest.raises(ValueError, match="d_model=9 is not divisible by heads=2"):
+        Model(8, hydra.utils.instantiate(config("mixer.heads=2").mixer), d_model=9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("mixer", names("mixer"))
+def test_gpu_trains_like_cpu(mixer):
+    """Ten steps on the same data: the losses on CUDA follow those on the CPU."""
+    from recall_lab.task.mqar import MQAR
+    from recall_lab.train import train
+
+    training = hydra.utils.instantiate(
+        config("train.steps=10", "train.validate_every=5", "train.tokens=512").train, _convert_="all"
+    )
+    losses = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        torch.manual_seed(0)
+        net = Model(64, hydra.utils.instantiate(config(f"mixer={mixer}").mixer), d_model=16).to(device)
+        curve = train(net, MQAR(vocab=64, length=32, pairs=4), training, 0, device)
+        losses.append([point["train_loss"] for point in curve])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
