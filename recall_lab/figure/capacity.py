@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     ax.plot(x, line["mean"], color=colour, marker=marker, markersize=4.5, clip_on=False, **joined)
                     ax.vlines(x, line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
                     if law:
-                        n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 40).astype(int))
+                        n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))
                         ax.plot(n / width, law(n), color=colour, linewidth=1.6, alpha=0.75, zorder=1.5)
                 _axes(ax, points["pairs"] / width, metric)
             axes[0][column].set_title(f"d_key = {width:.0f}")
@@ -107,10 +107,9 @@ def _law(run: pd.Series, metric: str):
 
 
 def _mean(law, counts: np.ndarray) -> np.ndarray:
-    """The law averaged over at most 64 ages of each n."""
-    return np.array(
-        [np.mean(law(np.unique(np.linspace(0, n - 1, min(n, 64)).astype(int)), n)) for n in counts.tolist()]
-    )
+    """The law averaged over at most 32 ages, evenly spread, of each n."""
+    ages = [((np.arange(min(n, 32)) + 0.5) * n / min(n, 32)).astype(int) for n in counts.tolist()]
+    return np.array([np.mean(law(age, n)) for age, n in zip(ages, counts.tolist(), strict=True)])
 
 
 def _or(run: pd.Series, name: str, default):

@@ -22,6 +22,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     rows = table[(table["metric"] == "target_share_by_tokens") & table["tokens"].notna()]
     for (task, width), part in rows.groupby(["task", "d_key"]):
+        longest = part.groupby("run")["tokens"].transform("max")
+        part = part[longest > 0.9 * longest.max()]
         with style.style():
             made, (raw, measured) = style.figure(10.5, 3.9, ncols=2, sharey=True)
             n = np.geomspace(1, 1e4, 200)

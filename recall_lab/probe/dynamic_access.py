@@ -46,7 +46,7 @@ def dynamic_access(
     sequences  how many of the trace's are looked at
     places     how many tokens, and asking places, are looked at where all would be too many
     sharpen    factors on a query, tried where a one-hot weight is looked for
-    subsets    sizes of the random subsets of tokens that a query is asked to select; none: not tried
+    subsets    sizes, up to n, of the random subsets of tokens that a query is asked to select; none: not tried
     draws      subsets of each size
     purity     share of Σ|A| that a selected subset must hold
 
@@ -96,7 +96,7 @@ def dynamic_access(
         ]
         if gained.numel():
             found += [mean_row("moved", gained[:, head]), mean_row("moved_share", gained_share[:, head])]
-        for size in subsets:
+        for size in [size for size in subsets if size <= n]:
             hits = []
             for draw in range(draws):
                 members = np.isin(np.arange(n), rng.choice(n, size, replace=False))
