@@ -26,7 +26,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     widths = sorted(rows["oracle.d_key"].unique())
     with style.style():
         made, axes = style.figure(3.1 * len(widths) + 1.6, 6.4, nrows=2, ncols=len(widths), squeeze=False, sharex=True)
-        shown = style.ordered(rows["series"])
+        shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
         for column, width in enumerate(widths):
             part = rows[rows["oracle.d_key"] == width]
             for row, metric in enumerate(("top1", "error")):

@@ -49,6 +49,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             ax.set_title(PANELS[metric], fontsize="medium")
         for ax in list(axes.flat)[len(panels) :]:
             ax.set_axis_off()
-        labels = [f"{name}: {'  '.join(slopes[name])}" for name in shown]
-        style.legend(made, shown, "exponents of n, panel by panel", labels, loc="outside lower center", ncols=2)
+        labels = {name: f"{name}: {'  '.join(slopes[name])}" for name in shown}
+        style.legend(made, labels, "exponents of n, panel by panel", loc="outside lower center", ncols=3)
     yield "cost", made

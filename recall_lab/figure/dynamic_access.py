@@ -27,8 +27,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     widths = sorted(rows["d_key"].dropna().unique())
     with style.style():
         made, axes = style.figure(9.0, 3.3 * len(widths) + 0.5, nrows=len(widths), ncols=2, squeeze=False, sharex=True)
-        shown = style.ordered(rows["series"])
-        size = style.nested(shown)
+        shown = style.alike(rows, ["metric", "d_key", "tokens"])
+        size = style.nested(list(shown))
         for width, pair in zip(widths, axes, strict=True):
             part = rows[rows["d_key"] == width]
             tokens = np.geomspace(part["tokens"].min(), part["tokens"].max(), 200)

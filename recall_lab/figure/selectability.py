@@ -19,8 +19,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     widths = sorted(rows["d_key"].dropna().unique())
     with style.style():
         made, axes = style.figure(3.2 * len(widths) + 1.5, 3.5, ncols=len(widths), squeeze=False, sharey=True)
-        shown = style.ordered(rows["series"])
-        size = style.nested(shown)
+        shown = style.alike(rows, ["d_key", "subset"])
+        size = style.nested(list(shown))
         for ax, width in zip(axes[0], widths, strict=True):
             points = average(rows[rows["d_key"] == width], ["series", "subset"])
             for name in shown:

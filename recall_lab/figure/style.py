@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -115,20 +116,33 @@ def accuracy_axis(ax: Axes, chance: float | int | None = None) -> None:
         )  # fmt: skip
 
 
+def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
+    """Series of which one line may stand for several: the first of those that have the same value at every point of
+    `by`, in a legend's order, each with a label that names them all."""
+    values = rows.pivot_table(index="series", columns=by, values="value")
+    groups: dict[str, list[str]] = {}
+    for name in ordered(rows["series"]):
+        same = (
+            first
+            for first in groups
+            if np.allclose(values.loc[name], values.loc[first], rtol=tolerance, atol=tolerance, equal_nan=True)
+        )
+        groups.setdefault(next(same, name), []).append(name)
+    return {first: "\n= ".join(names) for first, names in groups.items()}
+
+
 def nested(series: list[str]) -> dict[str, float]:
     """Marker sizes, the first series' the largest, so that hollow markers on the same point can all be seen."""
     return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
 
 
-def legend(made: Figure, series: Iterable[str], title: str = "", labels: Iterable[str] | None = None, **where) -> None:
-    """One legend for all panels: each series with its colour and marker; at the right unless `where` says otherwise."""
-    series = list(series)
-    handles = [
-        Line2D([], [], color=look(name)[0], marker=look(name)[1], markersize=5, linewidth=1.2) for name in series
-    ]
+def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **where: str | int) -> None:
+    """One legend for all panels: each series with its colour and marker, under its name or the label given with it; at
+    the right unless `where` says otherwise."""
+    handles = [Line2D([], [], color=look(name)[0], marker=look(name)[1], markersize=5) for name in series]
     made.legend(
-        handles, list(labels or series), title=title or None, frameon=False, fontsize="small", title_fontsize="small",
-        alignment="left", **{"loc": "outside right upper", **where},
+        handles, list(series.values() if isinstance(series, dict) else series), title=title or None, frameon=False,
+        fontsize="small", title_fontsize="small", alignment="left", **{"loc": "outside right upper"} | where,
     )  # fmt: skip
 
 
