@@ -240,7 +240,7 @@ def test_two_processes_never_work_on_one_run(capsys):
         (["+mixer.nonsense=1"], "unexpected keyword argument 'nonsense'"),
         (["mixer=softmx"], "there is no mixer 'softmx'; there are "),
         (["task=nothing"], "there is no task 'nothing'; there are "),
-        (["experiment=nothing"], "there is no experiment 'nothing'; there are quickstart"),
+        (["experiment=nothing"], "there is no experiment 'nothing'; there are "),
         (["task.pairs=9"], "a length of at least 36 (2 places each), not 16"),
         (["task.pairs=99", "task.length=400"], "has only 15 keys"),
         (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
@@ -320,8 +320,9 @@ def test_list_is_read_from_the_code():
     done = shell("list")
     for group in ("task", "mixer", "experiment"):
         for path in (CONF / group).glob("*.yaml"):
-            (line,) = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
-            assert len(line) > 20
+            lines = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
+            assert lines, path
+            assert all(len(line) > 20 for line in lines)
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout
     assert shell("list", "nonsense").returncode == 2
 
