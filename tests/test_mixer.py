@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
 
 OPTIONS: dict[str, list[dict]] = {
     "linear": [
@@ -256,6 +257,22 @@ def test_impossible_sizes_are_refused(name, bad):
     (key,) = bad
     with pytest.raises(ValueError, match=key):
         build(name, **widths | bad)
+
+
+@every_mechanism
+def test_starting_values_survive_the_model(name):
+    """Gate biases and the like are the mechanism's own: no model initialises them again."""
+    made = []
+
+    def maker(**sizes) -> Mixer:
+        mixer = build(name, **sizes)
+        made.append({key: weight.clone() for key, weight in mixer.state_dict().items()})
+        return mixer
+
+    model = Model(10, maker, d_model=16, layers=2)
+    for block, weights in zip(model.blocks, made, strict=True):
+        for key, weight in block.mixer.state_dict().items():
+            assert torch.equal(weight, weights[key]), key
 
 
 @every_mechanism
