@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recall_lab.run import CONF, compose
+from recall_lab.run import compose
+from recall_lab.say import CONF
 from recall_lab.task.base import IGNORE, Batch, Task
 
-GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "experiment": "experiments"}
+GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "experiment": "experiments"}
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 
@@ -34,11 +35,25 @@ def listing(group: str | None = None) -> str:
             first, *rest = describe(path).splitlines() or [""]
             lines.append(f"  {path.stem:<20} {first}")
             if group is not None:
-                lines += [f"  {'':<20} {line}" for line in rest]
-                if rest:
-                    lines.append("")
+                rest += facts(path.stem) if name == "mixer" else []
+                lines += [f"  {'':<20} {line}".rstrip() for line in rest] + [""]
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def facts(mixer: str) -> list[str]:
+    """A mechanism's family (what it is built on) and the size of its state, counted by stepping."""
+    config = compose([f"mixer={mixer}"])
+    model = hydra.utils.instantiate(
+        config.model, vocab=2, layers=1, mixer=hydra.utils.instantiate(config.mixer), _convert_="all"
+    )
+    kind = type(model.blocks[0].mixer)
+    if kind.__module__.rpartition(".")[2] != mixer:
+        return []
+    family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
+    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
+    elements, _ = model.state_size(512)
+    return [f"Family: {family}. Carries {elements:,} numbers a layer at n=512 and d_model={config.model.d_model}."]
 
 
 def describe(path: Path) -> str:
@@ -65,10 +80,11 @@ def show(overrides: list[str], sequences: int = 1, seed: int = 0, config_dir: st
     settings = ", ".join(f"{key}={value}" for key, value in config.task.items() if not key.startswith("_"))
     console.print(f"{type(task).__name__}({settings})")
     if sequences == 1:
-        _example(task, batch, console)
+        (_vectors if task.continuous else _example)(task, batch, console)
     else:
         _distribution(batch, console)
-    console.print(f"scored places a sequence: {batch.scored.sum() / sequences:g}; chance level: {task.chance:.4g}")
+    level = "normalised error of a guess" if task.continuous else "chance level"
+    console.print(f"scored places a sequence: {batch.scored.sum() / sequences:g}; {level}: {task.chance:.4g}")
 
 
 def _example(task: Task, batch: Batch, console: Console) -> None:
@@ -97,13 +113,25 @@ def _example(task: Task, batch: Batch, console: Console) -> None:
     console.print(legend)
 
 
+def _vectors(task: Task, batch: Batch, console: Console) -> None:
+    """A place a line: its role, the vector that stands there, and the one that is asked."""
+    for place, (token, target, role) in enumerate(
+        zip(batch.tokens[0], batch.targets[0], task.roles(batch.tokens)[0], strict=True)
+    ):
+        line = Text(f"{place:4} {role:<8}", style=COLOURS[0] if batch.scored[0, place] else COLOURS[1])
+        line.append(" ".join(f"{x:4.1f}" if x % 1 else f"{x:4.0f}" for x in token), style="default")
+        console.print(line)
+        if batch.scored[0, place]:
+            console.print(Text("     target  " + " ".join(f"{x:4.1f}" for x in target), style="bold"))
+    console.print()
+
+
 def _distribution(batch: Batch, console: Console) -> None:
     """Quantiles over the scored places of every factor, and of the age (places between an answer and its source)."""
     scored = batch.scored
     factors = dict(batch.factors)
     if "source" in factors:
-        place = np.broadcast_to(np.arange(scored.shape[1]), scored.shape)
-        factors["age"] = np.where(scored, place - factors["source"], IGNORE)
+        factors["age"] = batch.age
     factors["scored a sequence"] = scored.sum(axis=1)
     table = Table("factor", "min", "10 %", "median", "90 %", "max", "mean")
     for name, values in factors.items():

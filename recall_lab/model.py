@@ -59,7 +59,7 @@ class Model(nn.Module):
         for name, value, least in (("d_model", d_model, 1), ("layers", layers, 1), ("mlp", mlp, 0)):
             if value < least:
                 raise ValueError(f"{name}={value}: at least {least}")
-        self.embed = nn.Linear(width, d_model) if width else nn.Embedding(vocab, d_model)
+        self.embed = nn.Linear(width, d_model, bias=False) if width else nn.Embedding(vocab, d_model)
         makers = mixer if isinstance(mixer, list) else [mixer]
         self.blocks = nn.ModuleList(
             Block(makers[layer % len(makers)](d_model=d_model), d_model, mlp) for layer in range(layers)

@@ -1,11 +1,13 @@
 """Random keys and values straight into a mechanism: what its memory can do when nothing has to be learned.
 
 The oracle makes the same Trace as a trained model, so that every probe of a trace works on both. A mechanism gets unit
-keys and values, gates given by number, and queries that are multiples of keys.
+keys and values, gates by number, and queries that are multiples of keys. These undo whatever scale a mechanism that is
+linear in its query puts on it (1/√d_key, mostly): a pair alone in the memory is answered with its own value, so that
+a matrix memory answers Sᵀk. Elsewhere keys are asked for with softmax logits β k·q.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,7 +15,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.mixer.base import Mixer, Trace
+from recall_lab.shapes import Gates
 from recall_lab.task.base import require
+
+NEUTRAL = {
+    "log_decay": 0.0,
+    "log_forget": 0.0,
+    "write": 1.0,
+    "beta": 1.0,
+    "a": 1.0,
+    "level": 1.0,
+    "skip": 0.0,
+    "ridge": 1e-4,
+}
+"""The gates at which a mechanism writes every pair whole and forgets none, by the names that mechanisms use."""
 
 KEYS = ("random", "orthogonal", "correlated", "relu", "elu+1", "softplus")
 MAPS = {"relu": F.relu, "elu+1": lambda x: F.elu(x) + 1, "softplus": F.softplus}
@@ -26,8 +41,8 @@ class Oracle:
     Raises ValueError, naming numbers and limit, where the sizes are impossible.
     """
 
-    pairs: int = 64
-    """n: pairs of different keys."""
+    pairs: int | None = None
+    """n: pairs of different keys; 8 d_key where none is given."""
     d_key: int = 64
     d_value: int | None = None
     """As wide as a key where none is given."""
@@ -36,7 +51,7 @@ class Oracle:
     keys: str = "random"
     """random: uniform unit vectors; orthogonal; correlated: of mean cosine `cosine`; relu, elu+1, softplus: that map
     of Gaussian vectors, to unit length."""
-    cosine: float = 0.0
+    cosine: float | int = 0
     """Mean cosine between two keys, for keys=correlated."""
     centered: bool = False
     """The mean of a sequence's keys taken off, and their length made one again."""
@@ -46,16 +61,20 @@ class Oracle:
     """How often all pairs are written, in the same order."""
     overwrites: int = 0
     """Keys, drawn at random, that are then bound once more, to another value."""
-    query_scale: float | None = None
-    """What a key is multiplied by to ask for it; √d_key where none is given, which undoes the 1/√d_key of most
-    mechanisms, so that a matrix memory answers Sᵀk. β √d_key gives softmax the logits β k·q."""
-    gates: dict[str, float] = field(default_factory=dict)
-    """Gates by number, the same at every place; those left out are what the mechanism draws from a Gaussian input."""
+    sharpness: float | int | None = None
+    """β of the logits β k·q, for mechanisms that aren't linear in the query; √d_key where none is given."""
+    gates: dict[str, float | int] = field(default_factory=dict)
+    """Gates by number, the same at every place; those left out write all and forget nothing (NEUTRAL), or, where
+    nothing is known of them, are what the mechanism makes of a Gaussian input."""
     reads: int = 4096
     """Pairs read, at least, over all sequences."""
 
     def __post_init__(self) -> None:
-        for name in ("pairs", "d_key", "candidates", "passes", "reads"):
+        if self.pairs is None:
+            object.__setattr__(self, "pairs", 8 * self.d_key)
+        if self.d_value is None:
+            object.__setattr__(self, "d_value", self.d_key)
+        for name in ("pairs", "d_key", "d_value", "candidates", "passes", "reads"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: at least 1")
         require(self.keys in KEYS, f"keys={self.keys!r}: one of {', '.join(KEYS)}")
         require(0 <= self.cosine < 1, f"cosine={self.cosine}: in [0, 1)")
@@ -79,7 +98,7 @@ class Oracle:
 
     def mixer(self, make: Callable[..., Mixer]) -> Mixer:
         """The mechanism at the oracle's widths, one head; `make` is a config's partial."""
-        return make(d_model=self.d_key, d_key=self.d_key, d_value=self.d_value or self.d_key, heads=1, short_conv=0)
+        return make(d_model=self.d_key, d_key=self.d_key, d_value=self.d_value, heads=1, short_conv=0)
 
     @torch.no_grad()
     def trace(self, mixer: Mixer, rng: np.random.Generator) -> Trace:
@@ -89,27 +108,42 @@ class Oracle:
         """
         sequences = -(-self.reads // self.pairs)
         key, pair, value = self._writes(sequences, rng)
-        candidates = unit(rng.standard_normal((self.candidates, self.d_value or self.d_key)))
+        candidates = unit(rng.standard_normal((self.candidates, self.d_value)))
         source = self._ask(pair, rng)
         k = np.take_along_axis(key, pair[..., None], axis=1)
-        scale = self.d_key**0.5 if self.query_scale is None else self.query_scale
-        q = scale * np.take_along_axis(k, source[..., None], axis=1)
+        q = self._query_scale(mixer) * np.take_along_axis(k, source[..., None], axis=1)
         weight = mixer.q_proj.weight
 
         def tensor(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x).to(weight)
 
         q, k, v = (tensor(x)[:, None] for x in (q, k, candidates[value]))
-        hidden = tensor(rng.standard_normal((sequences, self.length, mixer.d_model)))
-        gates = mixer.gates(hidden)
-        for name, number in self.gates.items():
-            if name not in gates:
-                known = ", ".join(gates) or "none"
-                raise ValueError(f"{type(mixer).__name__} has no gate {name!r}; its gates: {known}")
-            gates[name] = torch.full_like(gates[name], number)
+        gates = self._gates(mixer, tensor(rng.standard_normal((sequences, self.length, mixer.d_model))), self.gates)
         o, _ = mixer.parallel(q, k, v, gates)
         there = torch.from_numpy(source).to(weight.device)
         return Trace(mixer, q, k, v, gates, o, there, candidates=tensor(candidates))
+
+    def _gates(self, mixer: Mixer, hidden: Tensor, given: dict[str, float | int]) -> Gates:
+        """The mechanism's gates for hidden, each set to what is given, or else to its neutral number."""
+        gates = mixer.gates(hidden)
+        for name in given:
+            if name not in gates:
+                raise ValueError(
+                    f"{type(mixer).__name__} has no gate {name!r}; its gates: {', '.join(gates) or 'none'}"
+                )
+        numbers = NEUTRAL | given
+        return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+
+    def _query_scale(self, mixer: Mixer) -> float:
+        """What a key is multiplied by to ask for it (see the module): measured on one pair, with neutral gates."""
+        key = mixer.q_proj.weight.new_zeros(1, 1, 1, self.d_key)
+        key[..., 0] = 1
+        gates = self._gates(mixer, mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model), {})
+        if mixer.linear_in_v:
+            once, twice = (float(mixer.effective_attention(scale * key, key, gates)) for scale in (1, 2))
+            if once > 0 and abs(twice - 2 * once) < 1e-4 * once:
+                return 1 / once
+        return (self.sharpness or self.d_key**0.5) * self.d_key**0.5
 
     def _writes(self, sequences: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys (b n k), and at every place which of them is written and with which candidate (b t each)."""
@@ -149,10 +183,6 @@ class Oracle:
             if (after > here).all():
                 return source
             source = np.where(after <= here, after, source)
-
-    def at(self, **fields: object) -> "Oracle":
-        """The same oracle with other sizes."""
-        return replace(self, **fields)
 
 
 def unit(x: np.ndarray) -> np.ndarray:

@@ -76,7 +76,8 @@ def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
 def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """For each task, accuracy per scored token: a line a series, a column a tested cell, mean [interval]."""
     grids = {}
-    for task, part in table.groupby("task"):
+    scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
+    for task, part in scored.groupby("task"):
         scales = [c for c in part if c.startswith("task.") and part.groupby("run")[c].nunique().max() > 1]
         scales = scales or ["task.length"]
         points = results.summarise(part, ["series", *scales])

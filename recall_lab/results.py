@@ -26,6 +26,11 @@ MARK = ".recall_lab"
 SCORES = ("accuracy", "r2")
 """What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
 
+ORACLE = tuple(
+    f"oracle.{name}" for name in ("gates.", "keys", "cosine", "centered", "passes", "overwrites", "sharpness")
+)
+"""What of an oracle is a setting of a series; its sizes are cells."""
+
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
 
@@ -113,7 +118,11 @@ def run_rows(run: Path) -> list[Row]:
         "task": config["choice"]["task"],
         **{name: facts[name] for name in ("git", "torch", "numpy", "python", "version", "device", "seconds")},
     }
-    return [columns | row for row in read_json(run / "rows.json", [])]
+    rows = [columns | row for row in read_json(run / "rows.json", [])]
+    for path in sorted(run.glob("probe-*.json")):
+        later = read_json(path)
+        rows += [columns | later["columns"] | row for row in later["rows"]]
+    return rows
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -134,7 +143,7 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.split(".")[0] in ("mixer", "model", "train", "test") and "." in name and name != "train.cells"
+        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and name != "train.cells"
     ]
     one_a_run = table.drop_duplicates("run")
     groups = one_a_run.groupby(["mixer", "task"])
@@ -147,7 +156,8 @@ def series(table: pd.DataFrame) -> pd.Series:
     label = table["mixer"].astype(str)
     for name in settings:
         several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
-        label = label.where(~several, label + " " + name.split(".")[-1] + "=" + table[name].astype(str))
+        told = several & table[name].notna()
+        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + table[name].astype(str))
     return label
 
 
@@ -190,6 +200,23 @@ def summarise(
         # A run counts once, also where several of its cells fall into one group.
         values = group.groupby("run")["value"].mean()
         low, high = interval(values)
+        records.append((*key, values.mean(), low, high, len(values)))
+    return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
+
+
+def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Mean over runs of `value` for every combination of `by`, with low, high and runs.
+
+    The interval is that over runs; where there is but one, the rows' own.
+    """
+    records = []
+    for key, group in rows.groupby(by, sort=True, dropna=False):
+        values = group.groupby("run")["value"].mean()
+        own = [
+            float(group[side].mean()) if side in group and group[side].notna().any() else values.mean()
+            for side in ("low", "high")
+        ]
+        low, high = own if len(values) == 1 else interval(values)
         records.append((*key, values.mean(), low, high, len(values)))
     return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
 

@@ -47,6 +47,7 @@ class Training:
     validate_every: int
     validation_sequences: int
     solved: float | int | None
+    keep: bool
     bf16: bool
     compile: bool
     cells: Grid | None
@@ -77,13 +78,18 @@ class Testing:
 
     tokens: int
     sequences: int
+    probe_sequences: int
     cells: Grid | None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "sequences"):
+        for name in ("tokens", "sequences", "probe_sequences"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"test.{name}={value}: a whole number of at least 1")
+
+    def sequences_of(self, task: Task) -> int:
+        """How many sequences of a cell are scored: `tokens` of them, but at least `sequences`."""
+        return max(self.sequences, self.tokens // task.length)
 
 
 class NotFinite(ArithmeticError):

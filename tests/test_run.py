@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from conftest import CONF
+from conftest import CONF, names
 
 from recall_lab import results, run
 
@@ -324,6 +324,15 @@ def test_list_is_read_from_the_code():
             assert len(line) > 20
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout
     assert shell("list", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("task", names("task"))
+def test_show_prints_any_task(task, capsys):
+    from recall_lab import catalogue
+
+    catalogue.show([f"task={task}"])
+    catalogue.show([f"task={task}"], sequences=20)
+    assert capsys.readouterr().out.count("scored places a sequence") == 2
 
 
 def test_show():

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recall_lab.figure import style
-from recall_lab.results import summarise
+from recall_lab.results import SCORES, summarise
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -16,8 +16,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     A setting of the task that is a word and takes several values (`group`, `haystack`) gets a panel for each.
     Band: 95 % bootstrap interval over runs. The legend gives the state carried at the longest length, in elements.
     """
-    for task, part in table.groupby("task"):
-        part = part[part["task.length"].notna()]
+    scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
+    for task in sorted(set(scored["task"])):
+        part = table[(table["task"] == task) & table["task.length"].notna()]
         words = [c for c in part if c.startswith("task.") and pd.api.types.is_string_dtype(part[c].dropna())]
         words = [c for c in words if part[c].nunique() > 1]
         panels = list(part.groupby(words, sort=False)) if words else [((), part)]

@@ -13,6 +13,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 FIXED = {
@@ -142,6 +143,36 @@ def heatmap(ax: Axes, grid: pd.DataFrame) -> AxesImage:
     ax.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
     ax.tick_params(length=0)
     return image
+
+
+def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
+    """Series of which one line may stand for several: the first of those that have the same value at every point of
+    `by`, in a legend's order, each with a label that names them all."""
+    values = rows.pivot_table(index="series", columns=by, values="value")
+    groups: dict[str, list[str]] = {}
+    for name in ordered(rows["series"]):
+        same = (
+            first
+            for first in groups
+            if np.allclose(values.loc[name], values.loc[first], rtol=tolerance, atol=tolerance, equal_nan=True)
+        )
+        groups.setdefault(next(same, name), []).append(name)
+    return {first: "\n= ".join(names) for first, names in groups.items()}
+
+
+def nested(series: list[str]) -> dict[str, float]:
+    """Marker sizes, the first series' the largest, so that hollow markers on the same point can all be seen."""
+    return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
+
+
+def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **where: str | int) -> None:
+    """One legend for all panels: each series with its colour and marker, under its name or the label given with it; at
+    the right unless `where` says otherwise."""
+    handles = [Line2D([], [], color=look(name)[0], marker=look(name)[1], markersize=5) for name in series]
+    made.legend(
+        handles, list(series.values() if isinstance(series, dict) else series), title=title or None, frameon=False,
+        fontsize="small", title_fontsize="small", alignment="left", **{"loc": "outside right upper"} | where,
+    )  # fmt: skip
 
 
 def seeds(runs: Iterable[float | int]) -> str:

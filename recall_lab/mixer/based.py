@@ -30,7 +30,7 @@ class Based(Mixer):
     """Tokens weighed exactly, the present one among them; 0: none."""
 
     chunk: ClassVar[int] = 64
-    """Places solved together."""
+    """Places solved together: the features are so wide that few memories are better than few products."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

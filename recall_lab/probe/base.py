@@ -66,16 +66,18 @@ def looks_at(probe: Callable[..., list[Row]]) -> str:
 
 def name(probe: Callable[..., list[Row]]) -> str:
     """The function's own name, whatever options are bound to it."""
-    return (probe.func if isinstance(probe, partial) else probe).__name__
+    while isinstance(probe, partial):
+        probe = probe.func
+    return probe.__name__
 
 
-def wilson(right: float, total: float, level_z: float = 1.96) -> tuple[float, float]:
+def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     """95 % interval of a share, right of total independent answers (Wilson 1927); it never leaves [0, 1]."""
     if total == 0:
         return 0.0, 1.0
-    share, z2 = right / total, level_z**2
+    share, z2 = right / total, z**2
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = level_z / (1 + z2 / total) * (share * (1 - share) / total + z2 / (4 * total**2)) ** 0.5
+    half = z / (1 + z2 / total) * (share * (1 - share) / total + z2 / (4 * total**2)) ** 0.5
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
@@ -158,8 +160,8 @@ def answers(
     return torch.cat(outputs, dim=2)
 
 
-CHUNK = 1 << 24
-"""Numbers of copied memory held at a time."""
+CHUNK = 1 << 20
+"""Numbers of copied memory held at a time: few enough to stay in a processor's cache."""
 
 
 def weights(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Float[Tensor, "b h m s"]:
@@ -192,7 +194,7 @@ def gather(x: Float[Tensor, "b h t d"], source: Int[Tensor, "b m"]) -> Float[Ten
     return x.gather(2, index)
 
 
-def places(trace: Trace, at: Sequence[float]) -> list[int]:
+def places(trace: Trace, at: Sequence[float | int]) -> list[int]:
     """Places from shares of the sequence (1: the last), ascending and each once."""
     length = trace.q.shape[2]
     if not all(0 < share <= 1 for share in at):

@@ -1,5 +1,6 @@
 """What a query can change at a fixed history: rank, one-hot residual, independence, subsets, and a swap of queries."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,21 +36,21 @@ def dynamic_access(
     *,
     sequences: int = 4,
     places: int = 16,
-    sharpen: Sequence[float] = (1, 4, 16, 64),
+    sharpen: Sequence[float | int] = (1, 4, 16, 64),
     subsets: Sequence[int] = (),
     draws: int = 20,
-    purity: float = 0.9,
+    purity: float | int = 0.9,
 ) -> list[Row]:
     """What other queries would see from the last place of a sequence, its history unchanged. In float64 throughout.
 
     sequences  how many of the trace's are looked at
     places     how many tokens, and asking places, are looked at where all would be too many
     sharpen    factors on a query, tried where a one-hot weight is looked for
-    subsets    sizes of the random subsets of tokens that a query is asked to select; none: not tried
+    subsets    sizes, up to n, of the random subsets of tokens that a query is asked to select; none: not tried
     draws      subsets of each size
     purity     share of Σ|A| that a selected subset must hold
 
-    A row each, with columns layer, head and tokens (n):
+    A row each, with columns layer, head, d_key and tokens (n):
       rank              of the query → weights matrix: singular values above σ₁ · max(shape) · 2.2e-16
       access_rank       e^H of its singular values
       one_hot_residual  mean over tokens i of min_q ‖e_i − A(q)‖²; where A is linear in q it is 1 − rank/n
@@ -61,8 +62,7 @@ def dynamic_access(
       moved_share       the same of |A|/Σ|A|
       selectable        share of subsets T (column subset) that some query selects, giving the members equal weights
                         and together at least `purity` of Σ|A|, by linear programme: see `least_leak` where A is linear
-                        in q; otherwise weights are taken to be a softmax of k·q over the tokens that any query has
-                        reached, and see `is_face`
+                        in q, `is_face` where log A is, over the tokens that any query has reached; none elsewhere
     None for a mechanism that is not linear in v.
     """
     if not trace.mixer.linear_in_v:
@@ -78,6 +78,7 @@ def dynamic_access(
         readers = weights(trace, torch.eye(d, dtype=keys.dtype, device=keys.device).expand(b, h, -1, -1), last)
     else:
         sharp = weights(trace, torch.cat([factor * keys for factor in sharpen], dim=2), last)
+        hulls = softmax_keys(trace, keys, last) if subsets else None
     some = np.sort(rng.permutation(n)[:places])
     independent, held = independence(trace, keys[:, :, some], torch.from_numpy(some), last)
     gained, gained_share = moved(trace, places, last, rng)
@@ -95,19 +96,20 @@ def dynamic_access(
         ]
         if gained.numel():
             found += [mean_row("moved", gained[:, head]), mean_row("moved_share", gained_share[:, head])]
-        for size in subsets:
+        for size in [size for size in subsets if size <= n]:
             hits = []
             for draw in range(draws):
                 members = np.isin(np.arange(n), rng.choice(n, size, replace=False))
                 if linear:
                     leak = least_leak(readers[draw % b, head].mT.cpu().numpy(), members)
                     hits.append(leak <= (1 - purity) / purity * size)
-                else:
+                elif hulls is not None:
                     reached = (seen[draw % b, head] > 0).any(0).cpu().numpy()
-                    hull = trace.k[draw % b, head].cpu().numpy()[reached]
+                    hull = hulls[draw % b, head].cpu().numpy()[reached]
                     hits.append(reached[members].all() and is_face(hull, members[reached]))
-            found.append(share_row("selectable", np.array(hits), subset=size))
-        rows += [{"layer": trace.layer, "head": head, "tokens": n, **row} for row in found]
+            if hits:
+                found.append(share_row("selectable", np.array(hits), subset=size))
+        rows += [{"layer": trace.layer, "head": head, "d_key": d, "tokens": n, **row} for row in found]
     return rows
 
 
@@ -122,6 +124,27 @@ def _linear(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> bool
     one, two = queries[:, :, :1], queries[:, :, -1:]
     a, b, both = weights(trace, torch.cat([one, two, 3 * one - 2 * two], dim=2), place).unbind(2)
     return bool((both - 3 * a + 2 * b).abs().max() < TOLERANCE * a.abs().max().clamp(min=1e-300))
+
+
+def softmax_keys(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Float[Tensor, "b h s k"] | None:
+    """Vectors κ with A_i(q) ∝ e^{κ_i·q + b_i} over the tokens that have any weight; None where there are none such.
+
+    Tried are the keys, and, where every query sees the same tokens, the slopes of log A.
+    """
+    d = trace.k.shape[-1]
+    basis = torch.eye(d, dtype=queries.dtype, device=queries.device).expand(*trace.k.shape[:2], -1, -1)
+    tried = torch.cat([queries[:, :, :1], queries[:, :, -1:], queries[:, :, :1] - queries[:, :, -1:]], dim=2)
+    seen = weights(trace, torch.cat([torch.zeros_like(basis[:, :, :1]), basis, tried], dim=2), place)
+    level, there = seen.clamp(min=1e-300).log(), seen > 1e-300
+    slopes = (level[:, :, 1 : d + 1] - level[:, :, :1]).mT
+    same = bool((there == there[:, :, :1]).all())
+    for keys in [trace.k * d**-0.5, *([slopes] if same else [])]:
+        rest = level[:, :, d + 1 :] - tried @ keys.mT
+        step, both = rest - rest[:, :, :1], there[:, :, d + 1 :] & there[:, :, d + 1 : d + 2]
+        middle = (step * both).sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
+        if ((step - middle) * both).abs().max() < 1e-6:
+            return keys
+    return None
 
 
 def span_residual(seen: Float[Tensor, "b m s"]) -> Float[Tensor, "b s"]:
@@ -141,9 +164,12 @@ def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Flo
     b, h, m, d = queries.shape
     eye = torch.eye(place + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
     memory = memory_before(trace, place, eye)
-    repeated = queries[:, :, :, None].expand(-1, -1, -1, d, -1).flatten(2, 3)
+    repeated = queries[:, :, :, None].repeat(1, 1, 1, d, 1).flatten(2, 3)
     tangent = torch.eye(d, dtype=queries.dtype, device=queries.device).repeat(m, 1).expand_as(repeated)
-    _, change = torch.func.jvp(lambda q: answers(trace, q, place, memory, eye), (repeated,), (tangent.clone(),))
+    with warnings.catch_warnings():
+        # torch's own first use of forward mode loads something that it calls deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        _, change = torch.func.jvp(lambda q: answers(trace, q, place, memory, eye), (repeated,), (tangent.clone(),))
     return change.unflatten(2, (m, d)).mT
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recall_lab.mixer.base import Trace
-from recall_lab.probe.base import IGNORE, Row, mean_row, spread_rows
+from recall_lab.probe.base import IGNORE, Row, bins, mean_row, spread_rows
 from recall_lab.shapes import Attention
 
 
@@ -17,12 +17,14 @@ def effective_attention(
     *,
     top: int = 4,
     sink: int = 1,
+    token_bins: int = 0,
     matrix: bool = False,
 ) -> list[Row]:
     """How the weights of the asking places are spread, a head at a time; of all places where nothing is asked.
 
     top     how many of the largest |weights| top_mass counts
     sink    how many first tokens sink_mass counts
+    token_bins  bins, equal in the logarithm, of the tokens that a query sees, for target_share_by_tokens; 0: none
     matrix  whether the first sequence's weights are given too, a row an entry (metric weight; columns query, token)
 
     With |A| the absolute weights of a query divided by their sum, as distributions over queries (column statistic):
@@ -42,19 +44,20 @@ def effective_attention(
     queries = asked if asked.any() else torch.ones_like(asked)
     rows: list[Row] = []
     for head in range(attention.shape[1]):
-        found = spread(attention[:, head], queries, trace.source, top, sink)
+        found = spread(attention[:, head], queries, trace.source, top, sink, token_bins)
         found.append(mean_row("static_share", static_share(attention[:, head], queries)))
         if linear:
             error = (attention[:, head] @ trace.v[:, head] - trace.o[:, head]).norm() / trace.o[:, head].norm()
             found.append({"metric": "residual", "value": float(error)})
         if matrix:
             found += matrix_rows(attention[0, head], trace.source[0])
-        rows += [{"layer": trace.layer, "head": head, **row, "metric": prefix + row["metric"]} for row in found]
+        where = {"layer": trace.layer, "head": head, "d_key": trace.k.shape[-1]}
+        rows += [{**where, **row, "metric": prefix + row["metric"]} for row in found]
     return rows
 
 
 def spread(
-    attention: Float[Tensor, "b t s"], queries: Tensor, source: Tensor, top: int = 4, sink: int = 1
+    attention: Float[Tensor, "b t s"], queries: Tensor, source: Tensor, top: int, sink: int, token_bins: int
 ) -> list[Row]:
     """The distributions over the marked queries (b t booleans) of one head's weights."""
     row, place = queries.nonzero(as_tuple=True)
@@ -68,7 +71,11 @@ def spread(
     if held.any():
         index = answer[held][:, None]
         rows += spread_rows("target_weight", weight[held].gather(1, index))
-        rows += spread_rows("target_share", share[held].gather(1, index))
+        target = share[held].gather(1, index)[:, 0]
+        rows += spread_rows("target_share", target)
+        seen = place[held].cpu().numpy() + 1
+        for chosen in bins(seen - 1, token_bins) if token_bins else []:
+            rows += spread_rows("target_share_by_tokens", target[chosen], tokens=float(seen[chosen].mean()))
     rows += spread_rows("entropy", entropy)
     rows += spread_rows("effective_tokens", entropy.exp())
     rows += spread_rows("top_mass", share.topk(min(top, share.shape[-1])).values.sum(-1))

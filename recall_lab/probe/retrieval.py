@@ -32,8 +32,6 @@ def retrieval(
     """
     device = next(model.parameters()).device
     scored = batch.scored
-    if not scored.any():
-        raise ValueError("a batch with nothing to score: no place of its sequences has a target")
     logits = model(torch.from_numpy(batch.tokens).to(device), torch.from_numpy(scored).to(device)).float()
     targets = batch.targets[scored]
     if targets.dtype.kind == "f":

@@ -31,12 +31,12 @@ def state_retention(
     trace: Trace,
     rng: np.random.Generator,
     *,
-    at: Sequence[float] = (1.0,),
+    at: Sequence[float | int] = (1,),
     read: str = "all",
     age_bins: int = 16,
     spectrum: bool = True,
     lags: Sequence[int] = (),
-    ridge: float = 1e-3,
+    ridge: float | int = 1e-3,
     state_rank: bool = False,
 ) -> list[Row]:
     """What the state holds at some places of the sequence.
@@ -45,11 +45,12 @@ def state_retention(
     read        which keys are asked for: all that were written and not written again, or those asked by the batch
     age_bins    bins of the age of a pair, equal in the logarithm; 0: no rows by age
     spectrum    rows on the singular values of S, for mechanisms whose memory is one matrix
-    lags        lags at which a linear decoder is trained; none: no such rows
+    lags        lags at which a linear decoder is trained, where the state has seen that much; none: no such rows
     ridge       the decoder's penalty, in units of the mean of its kernel's diagonal
     state_rank  whether the effective state size is computed (length³)
 
-    Rows carry layer, place and the number of pairs there. Keyed read-out (columns head, or "all", and age):
+    Rows carry layer, d_key, place (tokens seen) and, where keys are read, the number of pairs.
+    Keyed read-out, all heads together, over all pairs and (…_by_age, column age) by age:
       top1       share of read-outs nearest, in angle, to the value that was written
       error      E‖o − v‖²/E‖v‖², with keys asked for at the scale of the trace's own queries
       cosine     between o and v
@@ -60,6 +61,8 @@ def state_retention(
     """
     if read not in ("all", "asked"):
         raise ValueError(f"read={read!r}: all or asked")
+    if any(lag < 0 for lag in lags):
+        raise ValueError(f"lags={list(lags)}: at least 0 each")
     rows = []
     for place in places(trace, at):
         memory = memory_before(trace, place + 1)
@@ -67,12 +70,12 @@ def state_retention(
         found.append(mean_row("norm", state_vector(memory).norm(dim=-1)))
         if spectrum and "S" in memory:
             found += spectra(memory["S"])
-        for lag in lags:
+        for lag in [lag for lag in lags if lag <= place]:
             found += decode(trace, place, memory, lag, ridge, rng)
-        rows += [{"layer": trace.layer, "place": place + 1, **row} for row in found]
+        rows += [{"place": place + 1, **row} for row in found]
     if state_rank:
-        rows += [{"layer": trace.layer, **row} for row in effective_state_size(trace)]
-    return rows
+        rows += effective_state_size(trace)
+    return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 
 
 def keyed(trace: Trace, place: int, read: str, age_bins: int, entries: int) -> list[Row]:
@@ -159,7 +162,9 @@ def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
     ]
 
 
-def decode(trace: Trace, place: int, memory: State, lag: int, ridge: float, rng: np.random.Generator) -> list[Row]:
+def decode(
+    trace: Trace, place: int, memory: State, lag: int, ridge: float | int, rng: np.random.Generator
+) -> list[Row]:
     """A linear decoder from the whole state to the value written `lag` places before, given no key.
 
     Ridge regression in its dual form, trained on half of the sequences and tested on the others, a head at a time:
@@ -168,8 +173,6 @@ def decode(trace: Trace, place: int, memory: State, lag: int, ridge: float, rng:
       selectivity     their difference (Hewitt and Liang, arXiv 1909.03368)
       decode_r2       share of the values' variance explained
     """
-    if not 0 <= lag <= place:
-        raise ValueError(f"lag={lag}: the state at place {place + 1} has seen lags 0 to {place}")
     b = trace.k.shape[0]
     if b < 4:
         raise ValueError(f"a decoder needs at least 4 sequences to be split, not {b}")

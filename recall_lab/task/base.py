@@ -130,7 +130,7 @@ def whole(task: Task, **least: int) -> None:
     default."""
     for f in fields(task):
         value, limit = getattr(task, f.name), least.get(f.name)
-        if limit is None or value is f.default is None:
+        if limit is None or (value is None and f.default is None):
             continue
         fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= limit
         require(fits, f"{f.name}={value!r}: a whole number of at least {limit}")
@@ -209,9 +209,8 @@ def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int |
     ids, values = vocab // 2 - 1, vocab // 2
     size = ids // parts if chosen is None else chosen
     made = f"vocab={vocab} with key_parts={parts} of key_alphabet={size}"
-    require(
-        size >= 1 and size * parts <= ids, f"{made}: only {ids} ids for keys, at least {max(size, 1) * parts} needed"
-    )
+    need = max(size, 1) * parts
+    require(size >= 1 and need <= ids, f"{made}: only {ids} ids for keys, at least {need} needed")
     keys = size**parts
     require(keys < 2**31, f"{made} makes {keys} keys, at most {2**31 - 1}")
     require(
@@ -224,9 +223,9 @@ def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int |
 def spell(code: Int[np.ndarray, "b n"], parts: int, letters: int) -> Int[np.ndarray, "b n c"]:
     """Key number → token ids of its parts, one a channel: digit j in base `letters` becomes id 1 + j·letters + digit.
 
-    Keys that share parts are correlated by construction: channels are embedded and added, so with orthogonal
-    embeddings two keys have cosine (shared parts)/parts, whatever a model learns; over all pairs of different keys
-    it averages (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
+    Channels are embedded and added, so keys that share parts are correlated, and no embedding undoes it: A^parts keys
+    lie in A·parts dimensions. With orthogonal embeddings two keys have cosine (shared parts)/parts; over all pairs
+    of different keys it averages (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
     """
     digit = np.arange(parts)
     return (1 + digit * letters + code[..., None] // letters**digit % letters).astype(np.int32)

@@ -1,0 +1,111 @@
+"""A training step against the same model straight from torch.nn, data against the step, a sweep against its turns.
+
+Ratios within one process, interleaved, the fastest of several rounds of each, on one thread.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+import hydra
+import numpy as np
+import torch
+import torch.nn.functional as F
+from conftest import config
+from torch import nn
+
+from recall_lab.model import Model, loss
+from recall_lab.task.mqar import MQAR
+from recall_lab.train import arrays, stream
+
+TASK = MQAR(vocab=256, length=64, pairs=8)
+BATCH, WIDTH, LAYERS = 64, 64, 2
+
+
+class Plain(nn.Module):
+    """Embedding, two layers of convolved softmax attention, read-out: what one writes without recall_lab."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, WIDTH)
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(LAYERS + 1))
+        self.q, self.k, self.v, self.o = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)) for _ in range(4)
+        )
+        conv = [nn.Conv1d(3 * WIDTH, 3 * WIDTH, 4, groups=3 * WIDTH, padding=3, bias=False) for _ in range(LAYERS)]
+        self.conv = nn.ModuleList(conv)
+        self.read_out = nn.Linear(WIDTH, 256)
+
+    def forward(self, tokens, scored):
+        x = self.embed(tokens)
+        for i in range(LAYERS):
+            z = self.norms[i](x)
+            qkv = torch.cat([self.q[i](z), self.k[i](z), self.v[i](z)], dim=-1)
+            qkv = self.conv[i](qkv.transpose(1, 2))[:, :, : x.shape[1]].transpose(1, 2)
+            q, k, v = (part.unsqueeze(1) for part in qkv.split(WIDTH, dim=-1))
+            x = x + self.o[i](F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
+        return self.read_out(self.norms[-1](x[scored]))
+
+
+def fastest(*jobs, rounds: int = 30) -> list[float]:
+    """Seconds of the fastest round of each job, the jobs taking turns."""
+    best = [np.inf] * len(jobs)
+    for round_ in range(rounds + 3):
+        for i, job in enumerate(jobs):
+            begun = time.perf_counter()
+            job()
+            if round_ >= 3:
+                best[i] = min(best[i], time.perf_counter() - begun)
+    return best
+
+
+def step_of(net: nn.Module, ours: bool):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    tokens, scored, targets = arrays(TASK.sample(BATCH, stream(0, "train", {}, 0)), torch.device("cpu"))
+    score = loss if ours else F.cross_entropy
+
+    def step():
+        value = score(net(tokens, scored), targets)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()
+        if ours:
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def ours() -> Model:
+    return Model(256, hydra.utils.instantiate(config("mixer=softmax").mixer), d_model=WIDTH, layers=LAYERS)
+
+
+def test_a_training_step_costs_little_more_than_plain_torch():
+    mine, plain = fastest(step_of(ours(), True), step_of(Plain(), False))
+    print(f"\nstep {mine * 1e3:.2f} ms, plain torch.nn {plain * 1e3:.2f} ms: {mine / plain:.2f} ×")
+    assert mine < 1.3 * plain
+
+
+def test_data_costs_next_to_nothing():
+    number = iter(range(10**9))
+    sample, step = fastest(lambda: TASK.sample(BATCH, stream(0, "train", {}, next(number))), step_of(ours(), True))
+    print(f"\nbatch {sample * 1e3:.3f} ms of a step of {step * 1e3:.2f} ms: {100 * sample / step:.1f} %")
+    assert sample < 0.03 * step
+
+
+def test_two_cores_do_eight_runs_in_little_more_than_half_the_time(tmp_path):
+    """Eight equal runs, in turn and two at a time; the same command but for the launcher."""
+    if (os.cpu_count() or 1) < 2:
+        return
+    seconds = {}
+    for name, launcher in (
+        ("turns", ["hydra/launcher=basic"]),
+        ("two", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
+    ):
+        command = [sys.executable, "-m", "recall_lab", "run", "-m", f"name={name}", "seed=range(8)", "train.steps=400",
+                   "train.solved=null", "test.tokens=4096", "report=false", *launcher]  # fmt: skip
+        begun = time.perf_counter()
+        subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        seconds[name] = time.perf_counter() - begun
+    print(f"\n{seconds['two']:.1f} s against {seconds['turns']:.1f} s: {seconds['two'] / seconds['turns']:.2f} ×")
+    assert seconds["two"] < 0.6 * seconds["turns"]

@@ -1,0 +1,90 @@
+"""What the README shows is what happens: its task and mixer, its commands, its picture of the house."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text()
+FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.M))
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The README's files, written out, on the Python path."""
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    return tmp_path / "mine"
+
+
+def test_the_files_are_there():
+    assert set(FILES) == {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
+
+
+def test_the_task_keeps_the_contract(mine):
+    task = importlib.import_module("reversal").Reversal(length=12, letters=5)
+    batch = task.sample(50, np.random.default_rng(0))
+    assert np.array_equal(task.solve(batch.tokens), batch.targets)
+    rows, places = np.nonzero(batch.scored)
+    assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, places]], batch.targets[rows, places])
+    with pytest.raises(ValueError, match="length=7: an even number"):
+        task.at(length=7)
+
+
+def test_the_mixer_keeps_the_contract(mine):
+    torch.manual_seed(0)
+    mixer = importlib.import_module("leaky").Leaky(d_model=8, heads=2).double()
+    x = torch.randn(2, 70, 8, dtype=torch.float64)
+    q, k, v, gates, _ = mixer.project(x)
+    o, memory = mixer.parallel(q, k, v, gates)
+    slow, left = mixer.recurrent(q, k, v, gates)
+    assert torch.allclose(o, slow)
+    assert torch.allclose(memory["S"], left["S"])
+    assert torch.allclose(mixer.effective_attention(q, k, gates) @ v, o)
+
+
+def test_the_commands_for_ones_own(mine):
+    """As the README gives them, on a small size."""
+    commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
+    assert [line.split()[0] for line in commands] == ["show", "run"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
+    small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=8"]
+    for line in commands:
+        verb, *rest = line.split()
+        command = [sys.executable, "-m", "recall_lab", verb, *rest, *(small if verb == "run" else [])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert Path("outputs/backwards/report.html").exists()
+
+
+def test_every_command_shown_parses():
+    """Verbs exist, overrides compose; nothing is run."""
+    from recall_lab.run import compose
+
+    for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
+        verb, *rest = line.partition("#")[0].split()
+        assert verb in ("run", "show", "report", "list", "probe")
+        if verb in ("run", "show"):
+            overrides = [word.split(",")[0] for word in rest if "=" in word and not word.startswith("-")]
+            compose(overrides)
+
+
+def test_the_picture_of_the_house_is_true():
+    (picture,) = re.findall(r"^recall_lab/ +floor\n(.*?)^```", TEXT, re.S | re.M)
+    from test_house import FLOOR
+
+    drawn = dict(re.findall(r"^  (\w+)(?:\.py|/) .* (\d)$", picture, re.M))
+    there = {path.stem for path in (ROOT / "recall_lab").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {name: int(floor) for name, floor in drawn.items()} == {name: FLOOR[name] for name in drawn}
+    assert set(drawn) == {name for name in there if not name.startswith("__")} | {"__main__"}
