@@ -5,15 +5,15 @@ import sys
 import hydra
 import numpy as np
 import pytest
-from conftest import config, names
+from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from recall_lab import report, results, run, theory
 from recall_lab.figure import window_coverage
-from recall_lab.run import identity
+from recall_lab.job import identity
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import test_cells as tested_cells
+from recall_lab.train import test_cells as grid
 from recall_lab.train import training_cells
 
 OURS = ("needle", "recall_phase_diagram", "selective_copying", "state_tracking", "updates", "window_coverage")
@@ -26,7 +26,7 @@ def resolved(*overrides: str) -> dict:
 
 def jobs(name: str, size: str) -> list[list[str]]:
     """The overrides of every job of an experiment's own sweep."""
-    with hydra.initialize_config_dir(str(run.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         composed = hydra.compose("config", [f"experiment={name}", f"size={size}"], return_hydra_config=True)
     sweep = [f"{key}={value}" for key, value in (composed.hydra.sweeper.params or {}).items()]
     combinations: list[list[str]] = [[]]
@@ -50,7 +50,7 @@ def test_every_job_composes_and_its_cells_fit_its_task(name, size):
         training = hydra.utils.instantiate(whole["train"], _convert_="all")
         testing = hydra.utils.instantiate(whole["test"], _convert_="all")
         trained = training_cells(task, training.cells)
-        tested = tested_cells(task, testing.cells, trained)
+        tested = grid(task, testing.cells, trained)
         assert trained
         longest = max(task.at(**cell).length for cell in trained)
         assert max(task.at(**cell).length for cell in tested) > longest
@@ -92,7 +92,7 @@ def test_a_grid_as_a_product():
             training_cells(task, wrong)
 
 
-@pytest.mark.parametrize("variant", sorted(path for path in run.CONF.glob("mixer/*/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("variant", sorted(CONF.glob("mixer/*/*.yaml")), ids=lambda path: path.stem)
 def test_a_variant_of_a_mixer_is_the_mixer_with_other_settings(variant):
     mechanism = variant.parent.name
     assert mechanism in names("mixer")
