@@ -143,7 +143,7 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and name != "train.cells"
+        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
     ]
     one_a_run = table.drop_duplicates("run")
     groups = one_a_run.groupby(["mixer", "task"])
