@@ -74,7 +74,7 @@ def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 32) -> tuple[
             return None
         if length % chunk:
             x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, -length % chunk))
-        return x.reshape(-1, chunk, *x.shape[3:])
+        return x.reshape(-1, chunk, *x.shape[3:]).contiguous()
 
     q, k, v, g, a, b = map(fold, (q, *update[:5]))
     reads, writes = [q] if a is None else [q, a], [k] if b is None else [k, b]
