@@ -190,9 +190,7 @@ def probe(run: Path, config: Config, mixer: str) -> int:
             model.load_state_dict(saved if step is not None else saved["model"])
         except RuntimeError as error:
             kind = trained["choice"]["mixer"]
-            raise ValueError(
-                f"{mixer} has other weights than {kind}, whose model this is: it cannot take them"
-            ) from error
+            raise ValueError(f"{mixer} cannot take the weights of {kind}: it has others") from error
         found = probe_model(probes, model, task, cells, seed, testing.probe_sequences)
         rows += [row if step is None else {**row, "step": step} for row in found]
     if swapped:
