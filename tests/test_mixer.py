@@ -126,6 +126,19 @@ def test_forward_is_a_loop_of_steps(name, options):
 
 
 @every_case
+@pytest.mark.parametrize("length", [32, 64])
+def test_one_head_and_whole_chunks(name, options, length):
+    """Where nothing is split or padded, tensors keep whatever strides the projections gave them."""
+    mixer = build(name, **options, heads=1).double()
+    x = draw(mixer, length)
+    q, k, v, gates, _ = mixer.project(x)
+    outputs = [getattr(mixer, form)(q, k, v, gates)[0] for form in ("parallel", "recurrent")]
+    gradients = [torch.autograd.grad(total(o), [q, k, v], retain_graph=True) for o in outputs]
+    assert close(*outputs)
+    assert all(close(x, y, 1e-9) for x, y in zip(*gradients, strict=True))
+
+
+@every_case
 def test_causal(name, options):
     mixer = build(name, **options).double()
     x = draw(mixer, 90)
