@@ -349,6 +349,18 @@ def test_show():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["softmax", "gated_delta", "kda"])
+def test_compiled_training_is_the_same_training(mixer):
+    """In processes of their own, since the compiler cannot see through the tests' checks of every call."""
+    for name in ("false", "true"):
+        done = shell("run", *TINY, f"mixer={mixer}", f"train.compile={name}", f"name={name}")
+        assert done.returncode == 0, done.stderr
+    (plain,), (compiled,) = folders("false"), folders("true")
+    ours, theirs = ([p["train_loss"] for p in results.read_json(f / "curve.json")] for f in (plain, compiled))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_a_wheel_finds_its_configuration_from_an_empty_folder(tmp_path):
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path / "wheel"), str(CONF.parent)]
     subprocess.run(build, check=True)
