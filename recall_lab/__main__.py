@@ -31,11 +31,14 @@ def main() -> None:
     show.add_argument("--config-dir", help="a folder with configuration of your own")
     report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
+    probe = verbs.add_parser("probe", help="put probes, or another policy, to the models of finished runs")
+    probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
+    probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     listing = verbs.add_parser("list", help="tasks, mixers and experiments, a line each")
     listing.add_argument("group", nargs="?", help="one of them, with more of each")
     chosen = parser.parse_args(arguments)
 
-    from recall_lab import run
+    from recall_lab import run, say
 
     try:
         if chosen.verb == "report":
@@ -44,6 +47,8 @@ def main() -> None:
             from recall_lab import report as making
 
             print(making.make(Path(chosen.folder)))
+        elif chosen.verb == "probe":
+            sys.exit(run.probe(chosen.folder, chosen.overrides))
         else:
             from recall_lab import catalogue
 
@@ -53,8 +58,8 @@ def main() -> None:
                 catalogue.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
     except BrokenPipeError:
         sys.exit(0)
-    except run.ERRORS as error:
-        sys.exit(run.complain(error))
+    except say.ERRORS as error:
+        sys.exit(say.complain(error))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recall_lab.run import CONF, compose
+from recall_lab.run import compose
+from recall_lab.say import CONF
 from recall_lab.task.base import IGNORE, Batch, Task
 
-GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "experiment": "experiments"}
+GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "experiment": "experiments"}
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 

@@ -14,6 +14,9 @@ from matplotlib.figure import Figure
 from recall_lab import figure as figures
 from recall_lab import results
 
+WIDE = 12
+"""Cells that a line of a table may hold."""
+
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
@@ -74,10 +77,12 @@ def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each task, accuracy per scored token: a line a series, a column a tested cell, mean [interval]."""
+    """For each task, accuracy per scored token, mean [interval]: a line a series, a column a tested cell; the other way
+    round where cells are many."""
     grids = {}
-    for task, part in table.groupby("task"):
-        scales = [c for c in part if c.startswith("task.") and part.groupby("run")[c].nunique().max() > 1]
+    scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
+    for task, part in scored.groupby("task"):
+        scales = [c for c in part if c.startswith("task.") and part[c].nunique() > 1]
         scales = scales or ["task.length"]
         points = results.summarise(part, ["series", *scales])
         points["accuracy"] = [
@@ -88,6 +93,7 @@ def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
         grid = points.rename(columns=dict(zip(scales, names, strict=True)))
         grid["runs"] = grid.groupby("series")["runs"].transform("max")
         grid = grid.pivot(index=["series", "runs"], columns=names, values="accuracy").fillna("")
+        grid = grid.T if grid.shape[1] > WIDE else grid
         score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
         title = f"{task}: {score} on the test stream, mean [95 % interval] over runs"
         grids[title] = grid

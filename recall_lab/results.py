@@ -118,7 +118,11 @@ def run_rows(run: Path) -> list[Row]:
         "task": config["choice"]["task"],
         **{name: facts[name] for name in ("git", "torch", "numpy", "python", "version", "device", "seconds")},
     }
-    return [columns | row for row in read_json(run / "rows.json", [])]
+    rows = [columns | row for row in read_json(run / "rows.json", [])]
+    for path in sorted(run.glob("probe-*.json")):
+        later = read_json(path)
+        rows += [columns | later["columns"] | row for row in later["rows"]]
+    return rows
 
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -139,7 +143,7 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "test.", *ORACLE)) and name != "train.cells"
+        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
     ]
     one_a_run = table.drop_duplicates("run")
     groups = one_a_run.groupby(["mixer", "task"])

@@ -286,6 +286,25 @@ def window_coverage(distance: Numbers, window: Numbers) -> Numbers:
     return np.mean(np.asarray(distance) < np.asarray(window)[..., None], axis=-1)
 
 
+def window_reach(window: Numbers, short_conv: Numbers) -> Numbers:
+    """Distance below which one layer of sliding-window attention can still find a pair: w + c − 2 for c ≥ 2.
+
+    Key at p, value at p + 1, both seen through a causal convolution of c places. A place s holds both where
+    p + 1 ≤ s ≤ p + c − 1, so the latest lies c − 2 behind the value and stays in the window so much longer. A model
+    that reads at the value itself, as c = 2 forces, reaches w.
+    """
+    return np.asarray(window) + np.asarray(short_conv) - 2
+
+
+def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
+    """Recall of the latest value when all values of a key weigh alike: E 1/(m+1), m ~ Binomial(updates, 1/pairs).
+
+    = (1 − (1 − 1/pairs)^(updates+1)) / ((updates+1)/pairs): what a memory can do that only adds, noise aside.
+    """
+    bound, share = np.asarray(updates, float) + 1, 1 / np.asarray(pairs, float)
+    return (1 - (1 - share) ** bound) / (bound * share)
+
+
 # 13–14: information.
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from recall_lab.task.base import Batch, Task
 
 Cell = dict[str, Any]
 """A point of a task's grid: the parameters that differ from the task's own."""
+
+Grid = list[Cell] | dict[str, list[Any]]
+"""Cells one by one, or for each parameter its values, meaning every combination of them."""
 
 Scores = dict[str, float | int]
 """Name of a metric → its value."""
@@ -43,9 +47,10 @@ class Training:
     validate_every: int
     validation_sequences: int
     solved: float | int | None
+    keep: bool
     bf16: bool
     compile: bool
-    cells: list[Cell] | None
+    cells: Grid | None
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
@@ -73,13 +78,18 @@ class Testing:
 
     tokens: int
     sequences: int
-    cells: list[Cell] | None
+    probe_sequences: int
+    cells: Grid | None
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "sequences"):
+        for name in ("tokens", "sequences", "probe_sequences"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"test.{name}={value}: a whole number of at least 1")
+
+    def sequences_of(self, task: Task) -> int:
+        """How many sequences of a cell are scored: `tokens` of them, but at least `sequences`."""
+        return max(self.sequences, self.tokens // task.length)
 
 
 class NotFinite(ArithmeticError):
@@ -92,19 +102,28 @@ def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Gene
     return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
 
 
-def training_cells(task: Task, cells: list[Cell] | None) -> list[Cell]:
+def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
     """The mixture trained on: the given cells, or the task at its size and at 1/2, 1/4 and 1/8 of it."""
     return _checked(task, cells) if cells else list(task.scaled((1 / 8, 1 / 4, 1 / 2, 1)))
 
 
-def test_cells(task: Task, cells: list[Cell] | None, trained: list[Cell]) -> list[Cell]:
+def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
     """The grid tested on: the given cells, or those trained on and the task at 2 and 4 times its size."""
     return _checked(task, cells) if cells else trained + list(task.scaled((2, 4)))
 
 
-def _checked(task: Task, cells: list[Cell]) -> list[Cell]:
+def _checked(task: Task, cells: Grid) -> list[Cell]:
+    """The grid's cells, each one possible for the task; raises ValueError, naming the cell, where one is not."""
+    if isinstance(cells, dict):
+        for name, values in cells.items():
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"cells: {name}={values!r}: a list of values, of which every combination is a cell")
+        cells = [dict(zip(cells, values, strict=True)) for values in product(*cells.values())]
     for cell in cells:
-        task.at(**cell)
+        try:
+            task.at(**cell)
+        except ValueError as error:
+            raise ValueError(f"cell {cell}: {error}") from error
     return cells
 
 

@@ -9,16 +9,16 @@ from omegaconf import OmegaConf
 
 PACKAGE = Path(__file__).parents[1] / "recall_lab"
 FLOOR = {
-    "shapes": 0, "theory": 0,
+    "shapes": 0, "theory": 0, "say": 0,
     "task": 1, "mixer": 1, "results": 1,
     "model": 2, "oracle": 2,
     "train": 3, "probe": 3, "claim": 3, "figure": 3,
-    "report": 4,
+    "report": 4, "job": 4,
     "run": 5, "catalogue": 6, "__main__": 7, "__init__": 0,
 }  # fmt: skip
 SHARED = {"base", "matrix_memory", "cache", "feature_map", "style"}
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
-WITHOUT_TORCH = ("figure", "claim", "task", "results", "theory", "report", "catalogue", "__main__")
+WITHOUT_TORCH = ("figure", "claim", "task", "results", "theory", "say", "report", "run", "catalogue", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -60,7 +60,7 @@ def test_these_need_no_torch(path):
 
 def test_only_run_and_its_command_line_know_hydra():
     knowing = {path.stem for path in FILES if any(m.split(".")[0] in ("hydra", "omegaconf") for m in imports(path))}
-    assert knowing == {"run", "catalogue"}
+    assert knowing == {"say", "job", "run", "catalogue"}
 
 
 @pytest.mark.parametrize("group", ["task", "mixer", "probe"])

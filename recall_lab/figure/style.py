@@ -2,6 +2,7 @@
 
 import colorsys
 import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import contextmanager
 
@@ -11,6 +12,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -44,13 +46,14 @@ MARKERS = "osv^D<>PXd*ph8H"
 
 
 def mechanism(series: str) -> str:
-    """The mechanism in a series' name: its first word."""
-    return series.split(" ")[0]
+    """The mechanism in a series' name, which goes on with its variant (`/…`) and settings (` …`)."""
+    return re.split("[ /]", series)[0]
 
 
 def look(series: str) -> tuple[tuple[float, float, float], str]:
     """Colour and marker of a series: the mechanism's own, its further settings in shades of it."""
-    name, _, setting = series.partition(" ")
+    name = mechanism(series)
+    setting = series.removeprefix(name).lstrip("/ ")
     number = int(hashlib.sha256(name.encode()).hexdigest(), 16)
     if name in FIXED:
         colour, marker = FIXED[name]
@@ -89,8 +92,10 @@ def figure(width: float | int = 7.2, height: float | int = 4.4, **axes: int) -> 
     return made, made.subplots(**axes)
 
 
-def length_axis(ax: Axes, lengths: Iterable[float | int], trained: Iterable[float | int] = ()) -> None:
-    """A log₂ axis ticked at the tested lengths, the span of the training lengths shaded."""
+def length_axis(
+    ax: Axes, lengths: Iterable[float | int], trained: Iterable[float | int] = (), note: str = "lengths trained on"
+) -> None:
+    """A log₂ axis ticked at the tested lengths, the span of the training lengths shaded, with a note above it."""
     lengths, trained = sorted(set(lengths)), sorted(set(trained))
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(lengths))
@@ -100,20 +105,44 @@ def length_axis(ax: Axes, lengths: Iterable[float | int], trained: Iterable[floa
     if trained:
         ax.axvspan(trained[0] / 2**0.12, trained[-1] * 2**0.12, color="0.93", zorder=0, label="_trained")
         ax.text(
-            (trained[0] * trained[-1]) ** 0.5, 1.01, "lengths trained on", transform=ax.get_xaxis_transform(),
+            (trained[0] * trained[-1]) ** 0.5, 1.01, note, transform=ax.get_xaxis_transform(),
             ha="center", va="bottom", fontsize="small", color="0.45",
         )  # fmt: skip
     ax.set_xlabel("sequence length n")
 
 
-def accuracy_axis(ax: Axes, chance: float | int | None = None) -> None:
+def accuracy_axis(ax: Axes, chance: float | int | None = None, note: bool = True) -> None:
+    """From 0 to 1, a dotted line at chance, with a note on it where there is room right of the axes."""
     ax.set_ylim(-0.02, 1.03)
-    if chance is not None:
-        ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
+    if chance is None:
+        return
+    ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
+    if note:
         ax.text(
             1, chance, f" chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center",
             fontsize="small", color="0.4",
         )  # fmt: skip
+
+
+def lines(ax: Axes, points: pd.DataFrame, x: str) -> None:
+    """A line a series over the column `x` of summarised points, the interval as a band."""
+    for name in ordered(points["series"]):
+        line = points[points["series"] == name].sort_values(x)
+        colour, marker = look(name)
+        ax.plot(line[x], line["mean"], color=colour, marker=marker, markersize=5, label=name, clip_on=False)
+        ax.fill_between(line[x], line["low"], line["high"], color=colour, alpha=0.18, linewidth=0)
+
+
+def heatmap(ax: Axes, grid: pd.DataFrame) -> AxesImage:
+    """Per cents (0 to 100) as cells with their numbers, the first row at the bottom, ticked at the columns."""
+    image = ax.imshow(grid.to_numpy(), origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=100)
+    for (row, column), value in np.ndenumerate(grid.to_numpy()):
+        if np.isfinite(value):
+            colour = "black" if value > 60 else "white"
+            ax.text(column, row, f"{value:.0f}", ha="center", va="center", color=colour, fontsize="small")
+    ax.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
+    ax.tick_params(length=0)
+    return image
 
 
 def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
@@ -156,3 +185,8 @@ def seeds(runs: Iterable[float | int]) -> str:
     """How many runs stand behind each point, in words."""
     least, most = min(runs), max(runs)
     return f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
+
+
+def shades(count: int) -> list[tuple[float, float, float]]:
+    """That many colours in an order that can be seen, for what is a size and no mechanism."""
+    return sns.color_palette("viridis_r", count + 1)[1:]
