@@ -67,6 +67,11 @@ def table():
     return made
 
 
+@pytest.fixture(scope="module")
+def capacity(table):
+    return drawn("capacity", table)["capacity"]
+
+
 def drawn(name, table):
     return dict(importlib.import_module(f"recall_lab.figure.{name}").draw(table))
 
@@ -99,8 +104,8 @@ def test_settings_of_the_oracle_name_a_series(table):
     assert set(table["series"]) == {"linear", "softmax", "mesa", "gated_linear"} | deltas
 
 
-def test_capacity_points_and_lines(table):
-    axes = drawn("capacity", table)["capacity"].axes
+def test_capacity_points_and_lines(table, capacity):
+    axes = capacity.axes
     assert [ax.get_title() for ax in axes[:2]] == ["d_key = 4", "d_key = 8"]
     points, law = lines(axes[1], style.look("linear")[0])
     expected = table[(table["series"] == "linear") & (table["d_key"] == 8) & (table["metric"] == "top1")]
@@ -116,8 +121,8 @@ def test_capacity_points_and_lines(table):
     assert len(lines(axes[1], style.look("softmax")[0])) == 1
 
 
-def test_capacity_laws_follow_the_gates(table):
-    axes = drawn("capacity", table)["capacity"].axes
+def test_capacity_laws_follow_the_gates(capacity):
+    axes = capacity.axes
     _, slow = lines(axes[3], style.look("delta_rule beta=0.1")[0])
     assert slow.get_ydata()[-1] == pytest.approx(theory.delta_mean_error(32, 8, 0.1))
     _, faded = lines(axes[3], style.look("gated_linear")[0])

@@ -25,8 +25,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     widths = sorted(rows["oracle.d_key"].unique())
     with style.style():
-        made, axes = style.figure(3.1 * len(widths) + 1.6, 6.4, nrows=2, ncols=len(widths), squeeze=False, sharex=True)
         shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
+        made, axes = style.figure(
+            3.1 * len(widths) + 1.6, style.beside(6.4, shown), nrows=2, ncols=len(widths), squeeze=False, sharex=True
+        )
         for column, width in enumerate(widths):
             part = rows[rows["oracle.d_key"] == width]
             for row, metric in enumerate(("top1", "error")):

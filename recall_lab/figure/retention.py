@@ -22,8 +22,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         part = part[part["place"] == part["place"].max()]
         layers = sorted(part["layer"].unique())
         with style.style():
-            made, axes = style.figure(11.5, 3.4 * len(layers) + 0.6, nrows=len(layers), ncols=2, squeeze=False)
-            shown = style.ordered(part["series"])
+            shown = style.alike(part, ["metric", "layer", "age"])
+            made, axes = style.figure(
+                11.5, style.beside(3.4 * len(layers) + 0.6, shown), nrows=len(layers), ncols=2, squeeze=False
+            )
             for layer, pair in zip(layers, axes, strict=True):
                 for ax, metric in zip(pair, ("top1_by_age", "cosine_by_age"), strict=True):
                     here = part[(part["metric"] == metric) & (part["layer"] == layer)]

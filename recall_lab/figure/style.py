@@ -165,6 +165,12 @@ def nested(series: list[str]) -> dict[str, float]:
     return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
 
 
+def beside(height: float | int, series: list[str] | dict[str, str]) -> float:
+    """The height of a figure, or more where the legend at its right needs it."""
+    labels = series.values() if isinstance(series, dict) else series
+    return max(float(height), 0.9 + 0.2 * sum(label.count("\n") + 1 for label in labels))
+
+
 def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **where: str | int) -> None:
     """One legend for all panels: each series with its colour and marker, under its name or the label given with it; at
     the right unless `where` says otherwise."""
