@@ -47,7 +47,7 @@ def identity(config: Config) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def execute(config: Config, alone: bool = True) -> float | int:
+def execute(config: Config, alone: bool = True) -> float:
     """One run; gives the validation loss (0 for a run that trains nothing).
 
     A finished run is left alone, one that was cut off goes on from its checkpoint, a failed one is done again.
@@ -73,7 +73,7 @@ def execute(config: Config, alone: bool = True) -> float | int:
         return FAILED
 
 
-def _work(config: Config, folder: Path, title: str, alone: bool) -> float | int:
+def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
     with results.replacing(folder / "config.yaml") as temporary:
         temporary.write_text(OmegaConf.to_yaml(config))
     facts = {"started": now(), "sweep": os.environ.get(SWEEP, ""), **provenance(), "threads": config["threads"]}
@@ -108,7 +108,7 @@ def _work(config: Config, folder: Path, title: str, alone: bool) -> float | int:
     return loss
 
 
-Work = tuple[list[Row], str, float | int]
+Work = tuple[list[Row], str, float]
 """Rows, what to say of them, and the loss."""
 
 
@@ -141,7 +141,7 @@ def train_and_test(
     rows += score(model, task, tested, seed, "test", testing.sequences_of, device)
     rows += probe_model(probes, model, task, tested, seed, testing.probe_sequences)
     last = curve[-1]
-    return rows, f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps", last["loss"]
+    return rows, f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps", float(last["loss"])
 
 
 def consult(
@@ -160,7 +160,7 @@ def consult(
     trace = oracle.trace(oracle.mixer(make).to(device), rng)
     where = {f"oracle.{name}": value for name, value in dataclasses.asdict(oracle).items() if name != "gates"}
     rows = [{**where, "split": "oracle", **row} for row in probing.run_trace(probes, trace, rng)]
-    return rows, f"{len(rows)} rows", 0
+    return rows, f"{len(rows)} rows", 0.0
 
 
 def probe(run: Path, config: Config, mixer: str) -> int:
@@ -190,9 +190,7 @@ def probe(run: Path, config: Config, mixer: str) -> int:
             model.load_state_dict(saved if step is not None else saved["model"])
         except RuntimeError as error:
             kind = trained["choice"]["mixer"]
-            raise ValueError(
-                f"{mixer} has other weights than {kind}, whose model this is: it cannot take them"
-            ) from error
+            raise ValueError(f"{mixer} cannot take the weights of {kind}: it has others") from error
         found = probe_model(probes, model, task, cells, seed, testing.probe_sequences)
         rows += [row if step is None else {**row, "step": step} for row in found]
     if swapped:

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
 
 OPTIONS: dict[str, list[dict]] = {
     "linear": [
@@ -122,6 +123,19 @@ def test_forward_is_a_loop_of_steps(name, options):
     assert same_state(state, end)
     continued, _ = mixer(x[:, :5], end)
     assert close(continued[:, :1], mixer.step(x[:, :1], state)[0])
+
+
+@every_case
+@pytest.mark.parametrize("length", [32, 64])
+def test_one_head_and_whole_chunks(name, options, length):
+    """Where nothing is split or padded, tensors keep whatever strides the projections gave them."""
+    mixer = build(name, **options, heads=1).double()
+    x = draw(mixer, length)
+    q, k, v, gates, _ = mixer.project(x)
+    outputs = [getattr(mixer, form)(q, k, v, gates)[0] for form in ("parallel", "recurrent")]
+    gradients = [torch.autograd.grad(total(o), [q, k, v], retain_graph=True) for o in outputs]
+    assert close(*outputs)
+    assert all(close(x, y, 1e-9) for x, y in zip(*gradients, strict=True))
 
 
 @every_case
@@ -256,6 +270,22 @@ def test_impossible_sizes_are_refused(name, bad):
     (key,) = bad
     with pytest.raises(ValueError, match=key):
         build(name, **widths | bad)
+
+
+@every_mechanism
+def test_starting_values_survive_the_model(name):
+    """Gate biases and the like are the mechanism's own: no model initialises them again."""
+    made = []
+
+    def maker(**sizes) -> Mixer:
+        mixer = build(name, **sizes)
+        made.append({key: weight.clone() for key, weight in mixer.state_dict().items()})
+        return mixer
+
+    model = Model(10, maker, d_model=16, layers=2)
+    for block, weights in zip(model.blocks, made, strict=True):
+        for key, weight in block.mixer.state_dict().items():
+            assert torch.equal(weight, weights[key]), key
 
 
 @every_mechanism

@@ -240,7 +240,7 @@ def test_two_processes_never_work_on_one_run(capsys):
         (["+mixer.nonsense=1"], "unexpected keyword argument 'nonsense'"),
         (["mixer=softmx"], "there is no mixer 'softmx'; there are "),
         (["task=nothing"], "there is no task 'nothing'; there are "),
-        (["experiment=nothing"], "there is no experiment 'nothing'; there are quickstart"),
+        (["experiment=nothing"], "there is no experiment 'nothing'; there are "),
         (["task.pairs=9"], "a length of at least 36 (2 places each), not 16"),
         (["task.pairs=99", "task.length=400"], "has only 15 keys"),
         (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
@@ -320,8 +320,9 @@ def test_list_is_read_from_the_code():
     done = shell("list")
     for group in ("task", "mixer", "experiment"):
         for path in (CONF / group).glob("*.yaml"):
-            (line,) = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
-            assert len(line) > 20
+            lines = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
+            assert lines, path
+            assert all(len(line) > 20 for line in lines)
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout
     assert shell("list", "nonsense").returncode == 2
 
@@ -345,6 +346,18 @@ def test_show():
     wrong = shell("show", "task=mqar", "task.pairs=77")
     assert wrong.returncode == 2
     assert wrong.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["softmax", "gated_delta", "kda"])
+def test_compiled_training_is_the_same_training(mixer):
+    """In processes of their own, since the compiler cannot see through the tests' checks of every call."""
+    for name in ("false", "true"):
+        done = shell("run", *TINY, f"mixer={mixer}", f"train.compile={name}", f"name={name}")
+        assert done.returncode == 0, done.stderr
+    (plain,), (compiled,) = folders("false"), folders("true")
+    ours, theirs = ([p["train_loss"] for p in results.read_json(f / "curve.json")] for f in (plain, compiled))
+    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -375,3 +388,77 @@ def test_a_wheel_finds_its_configuration_from_an_empty_folder(tmp_path):
         [sys.executable, "-c", "import recall_lab.run as r; print(r.CONF)"], cwd=empty, env=environment, text=True
     )
     assert where.strip() == str(tmp_path / "site" / "recall_lab" / "conf")
+
+
+def ask(*arguments: str) -> int:
+    """`recall-lab probe …` in this process: its exit status."""
+    from recall_lab import say
+
+    try:
+        return run.probe(arguments[0], [*arguments[1:]])
+    except say.ERRORS as error:
+        return say.complain(error)
+
+
+def test_probes_within_a_run():
+    assert recall(*TINY, "probe=[retrieval,state_retention]", "probe.state_retention.lags=[1]", "mixer=linear") == 0
+    table = results.collect(Path("outputs/main"))
+    found = table[table["split"] == "probe"]
+    assert set(found["probe"]) == {"retrieval", "state_retention"}
+    assert set(found["task.length"]) == set(table.loc[table["split"] == "test", "task.length"])
+    assert found["value"].notna().all()
+
+
+def test_probes_on_a_finished_run_and_over_its_training(capsys):
+    assert recall(*TINY, "mixer=linear", "train.keep=true", "name=kept") == 0
+    (folder,) = folders("kept")
+    assert [path.stem for path in sorted((folder / "weights").iterdir())] == ["000003", "000006"]
+    before = (folder / "rows.json").read_text()
+    assert ask(str(folder), "probe=state_retention", "probe.state_retention.lags=[]") == 0
+    assert ask("outputs/kept", "probe=state_retention", "probe.state_retention.lags=[]") == 0
+    assert (folder / "rows.json").read_text() == before
+    assert len(list(folder.glob("probe-*.json"))) == 1
+    table = results.collect(Path("outputs/kept"))
+    norms = table[table["metric"] == "norm"]
+    assert set(norms["step"].dropna()) == {3, 6}
+    last = norms.groupby("step", dropna=False)["value"].sum()
+    assert last[6] == last[last.index.isna()].iloc[0] != last[3]
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_another_policy_on_the_same_weights(capsys):
+    """A window as long as the sequence scores what softmax scores; a narrow one less; other weights are refused."""
+    assert recall(*TINY, "train.steps=60", "train.validate_every=20", "name=policy") == 0
+    (folder,) = folders("policy")
+    assert ask(str(folder), "mixer=window", "mixer.budget=64") == 0
+    assert ask(str(folder), "mixer=window", "mixer.budget=2") == 0
+    table = results.collect(Path("outputs/policy"))
+    scores = table[(table["metric"] == "accuracy") & (table["split"] == "test")]
+    by = {name: group["value"].tolist() for name, group in scores.groupby("mixer.budget", dropna=False)}
+    softmax = next(values for name, values in by.items() if name != name)
+    assert by[64] == softmax
+    assert sum(by[2]) < sum(softmax)
+    assert set(scores["trained_as"].dropna()) == {"softmax"}
+    capsys.readouterr()
+    assert ask(str(folder), "mixer=delta_rule") == 2
+    told = capsys.readouterr().err
+    assert "delta_rule cannot take the weights of softmax" in told
+    assert told.count("\n") == 1
+    assert ask(str(folder), "train.steps=9") == 2
+    assert "only probe, mixer and test can be changed" in capsys.readouterr().err
+
+
+def test_the_oracle_is_a_run():
+    small = ["oracle=random", "oracle.d_key=8", "oracle.reads=64", "mixer=linear"]
+    small += ["probe=state_retention", "probe.state_retention.lags=[]"]
+    assert recall(*TINY, *small, "name=oracle", "report=true") == 0
+    table = results.collect(Path("outputs/oracle"))
+    assert set(table["task"]) == {"oracle"}
+    assert {"top1", "error", "effective_rank"} <= set(table["metric"])
+    assert set(table["oracle.pairs"]) == {64}
+    assert Path("outputs/oracle/figure").is_dir()
+
+
+def test_an_oracle_without_probes_is_refused(capsys):
+    assert recall(*TINY, "oracle=random") == 1
+    assert "an oracle without a probe measures nothing" in capsys.readouterr().err

@@ -7,9 +7,10 @@ read for erasing, and ⟨x, y⟩_ts = Σ_c x_tc y_sc e^{G_tc − G_sc}, whose ex
 
     u_t = Σ_{s<t} ⟨a, b⟩_ts u_s + Σ_{s<t} ⟨a, k⟩_ts v_s + (a_t e^{G_t})ᵀ S
 
-is one triangular solve for all chunks together, u = X + Y S. What is left for the loop over chunks is one small
-product, S ← (diag(e^{G_C}) + b̃ᵀ Y) S + (k̃ᵀ V + b̃ᵀ X) with k̃_s = k_s e^{G_C − G_s}; the outputs of all chunks
-are again one batched product. Nothing is ever divided by a decay, so nothing overflows.
+is solved by one triangular inverse for all chunks together, u = X + Y S. What is left for the loop over chunks is one
+small product, S ← (diag(e^{G_C}) + b̃ᵀ Y) S + (k̃ᵀ V + b̃ᵀ X) with k̃_s = k_s e^{G_C − G_s}; the outputs of all chunks
+are again one batched product. Nothing is ever divided by a decay, so nothing overflows. The three parts that autograd
+would make slow (⟨x, y⟩, the inverse, the loop) bring their own gradient, once differentiable.
 
 Sources of the form: Yang et al., arXiv 2406.06484 (delta rule) and 2312.06635 (decay a channel).
 """
@@ -74,7 +75,7 @@ def chunked(q: Query, update: Update, memory: Tensor, chunk: int = 32) -> tuple[
             return None
         if length % chunk:
             x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, -length % chunk))
-        return x.reshape(-1, chunk, *x.shape[3:])
+        return x.reshape(-1, chunk, *x.shape[3:]).contiguous()
 
     q, k, v, g, a, b = map(fold, (q, *update[:5]))
     reads, writes = [q] if a is None else [q, a], [k] if b is None else [k, b]
@@ -207,6 +208,10 @@ class Weighed(torch.autograd.Function):
         return _gradients(total, undecayed, xs, ys, dxs, dys, grads[r * len(ys) :], grow, rest)
 
 
+PIECE = 512
+"""Chunks that Doubled works on at a time: what it makes on the way then stays in a processor's cache."""
+
+
 class Doubled(torch.autograd.Function):
     """The same with a decay a channel, g n C k, by doubling.
 
@@ -220,15 +225,16 @@ class Doubled(torch.autograd.Function):
         decay, total = g.exp(), g.sum(1).exp()
         reads, writes = _beside(vectors[:r], decay, undecayed), [y.clone() for y in vectors[r:]]
         pairs = [g.new_zeros(*g.shape[:2], r, g.shape[1]) for _ in writes]
-        for y, pair in zip(writes, pairs, strict=True):
+        for alpha, rows, *columns in zip(*(x.split(PIECE) for x in (decay, reads, *writes, *pairs)), strict=True):
+            for size, before, after in _doubling(alpha):
+                late = _late(rows, size)
+                for y, pair in zip(columns[: len(writes)], columns[len(writes) :], strict=True):
+                    early, block = _early(y, size), _across(pair, size)
+                    block.copy_((late.flatten(1, 2) @ early.mT).view(block.shape))
+                    early.mul_(after)
+                late.mul_(before[:, None])
+        for y, pair in zip(vectors[r:], pairs, strict=True):
             pair[:, :, 0].diagonal(dim1=-2, dim2=-1).copy_((vectors[0] * y).sum(-1))
-        for size, before, after in _doubling(decay):
-            late = _late(reads, size)
-            for y, pair in zip(writes, pairs, strict=True):
-                early, block = _early(y, size), _across(pair, size)
-                block.copy_((late.flatten(1, 2) @ early.mT).view(block.shape))
-                early.mul_(after)
-            late.mul_(before[:, None])
         ctx.undecayed, ctx.r = undecayed, r
         ctx.save_for_backward(decay, total, *vectors)
         return *(x for pair in pairs for x in pair.unbind(2)), *reads.unbind(2), *writes, total
@@ -236,27 +242,36 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        undecayed, r = ctx.undecayed, ctx.r
-        decay, total, *vectors = ctx.saved_tensors
-        xs, ys = vectors[:r], vectors[r:]
-        d_pairs = [torch.stack(grads[i : i + r], dim=2) for i in range(0, r * len(ys), r)]
-        x, ones = torch.stack(xs, dim=2), torch.ones_like(decay)
-        grow, rest = _beside([ones] * (1 + undecayed), decay, undecayed), ones
-        own = [d[:, :, 0].diagonal(dim1=-2, dim2=-1)[..., None] for d in d_pairs]
-        dx, dys = torch.zeros_like(x), [d * xs[0] for d in own]
-        for d, y in zip(own, ys, strict=True):
-            dx[:, :, 0].addcmul_(d, y)
-        for size, before, after in _doubling(decay):
-            up, down = _late(grow, size), _early(rest, size)
-            late = (_late(x, size) * up).flatten(1, 2)
-            early = torch.stack([_early(y, size) for y in ys], dim=1).mul_(down[:, None]).flatten(1, 2)
-            block = torch.cat([_across(d, size) for d in d_pairs], dim=-1).flatten(0, 1)
-            _late(dx, size).addcmul_(_product(block, early).unflatten(1, (size, r)), up)
-            for dy, d in zip(dys, _product(block.mT, late).split(size, dim=1), strict=True):
-                _early(dy, size).addcmul_(d, down)
-            up.mul_(before[:, None])
-            down.mul_(after)
-        return _gradients(total, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
+        pieces = zip(*(x.split(PIECE) for x in (*ctx.saved_tensors, *grads)), strict=True)
+        kept = len(ctx.saved_tensors)
+        parts = [_doubled_gradients(ctx.undecayed, ctx.r, piece[:kept], piece[kept:]) for piece in pieces]
+        return tuple(None if part[0] is None else torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _doubled_gradients(
+    undecayed: bool, r: int, saved: tuple[Tensor, ...], grads: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradient of Doubled for some of the chunks."""
+    decay, total, *vectors = saved
+    xs, ys = vectors[:r], vectors[r:]
+    d_pairs = [torch.stack(grads[i : i + r], dim=2) for i in range(0, r * len(ys), r)]
+    x, ones = torch.stack(xs, dim=2), torch.ones_like(decay)
+    grow, rest = _beside([ones] * (1 + undecayed), decay, undecayed), ones
+    own = [d[:, :, 0].diagonal(dim1=-2, dim2=-1)[..., None] for d in d_pairs]
+    dx, dys = torch.zeros_like(x), [d * xs[0] for d in own]
+    for d, y in zip(own, ys, strict=True):
+        dx[:, :, 0].addcmul_(d, y)
+    for size, before, after in _doubling(decay):
+        up, down = _late(grow, size), _early(rest, size)
+        late = (_late(x, size) * up).flatten(1, 2)
+        early = torch.stack([_early(y, size) for y in ys], dim=1).mul_(down[:, None]).flatten(1, 2)
+        block = torch.cat([_across(d, size) for d in d_pairs], dim=-1).flatten(0, 1)
+        _late(dx, size).addcmul_(_product(block, early).unflatten(1, (size, r)), up)
+        for dy, d in zip(dys, _product(block.mT, late).split(size, dim=1), strict=True):
+            _early(dy, size).addcmul_(d, down)
+        up.mul_(before[:, None])
+        down.mul_(after)
+    return _gradients(total, undecayed, xs, ys, dx.unbind(2), dys, grads[r * len(ys) :], grow.unbind(2), rest)
 
 
 def _gradients(

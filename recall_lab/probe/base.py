@@ -115,11 +115,18 @@ def _numbers(values: Tensor | np.ndarray) -> np.ndarray:
     return values.ravel()
 
 
+def exact(x: Tensor) -> Tensor:
+    """x in float64, on the CPU where its device has none (mps)."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def double(trace: Trace) -> Trace:
-    """The same trace in float64, for ranks: o is left as it was, the mixer is a copy."""
-    gates = {key: gate.double() for key, gate in trace.gates.items()}
-    mixer = copy.deepcopy(trace.mixer).double()
-    return replace(trace, mixer=mixer, q=trace.q.double(), k=trace.k.double(), v=trace.v.double(), gates=gates)
+    """The same trace in float64, for ranks, with a copy of the mixer."""
+    parts = {name: exact(getattr(trace, name)) for name in ("q", "k", "v", "o")}
+    gates = {name: exact(gate) for name, gate in trace.gates.items()}
+    source = trace.source.to(parts["q"].device)
+    mixer = copy.deepcopy(trace.mixer).to(parts["q"])
+    return replace(trace, mixer=mixer, gates=gates, source=source, **parts)
 
 
 def memory_before(trace: Trace, place: int, v: Value | None = None) -> State:

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recall_lab.mixer.base import Trace
-from recall_lab.probe.base import IGNORE, Row, bins, mean_row, spread_rows
+from recall_lab.probe.base import IGNORE, Row, bins, exact, mean_row, spread_rows
 from recall_lab.shapes import Attention
 
 
@@ -90,9 +90,9 @@ def static_share(attention: Float[Tensor, "b t s"], queries: Tensor) -> Float[Te
     weights are equal.
     """
     half = attention.shape[-1] // 2
-    chosen = queries[:, half:, None].expand(-1, -1, half)
-    weight = attention[:, half:, :half].double()
-    count = queries[:, half:].sum(1).clamp(min=1)
+    weight = exact(attention[:, half:, :half])
+    chosen = queries[:, half:, None].expand(-1, -1, half).to(weight.device)
+    count = queries[:, half:].sum(1).clamp(min=1).to(weight.device)
     mean = (weight * chosen).sum(1) / count[:, None]
     grand = mean.mean(1, keepdim=True) if half else mean.sum(1, keepdim=True)
     total = ((weight - grand[:, None]).square() * chosen).sum((1, 2)) / (count * max(half, 1))

@@ -16,6 +16,7 @@ from recall_lab.probe.base import (
     bins,
     double,
     effective_rank,
+    exact,
     mean_row,
     memory_before,
     places,
@@ -54,7 +55,7 @@ def state_retention(
       top1       share of read-outs nearest, in angle, to the value that was written
       error      E‖o − v‖²/E‖v‖², with keys asked for at the scale of the trace's own queries
       cosine     between o and v
-    bits, bits_per_entry: Fano's bound for that top-1 (science of `theory.bits_kept`), over the numbers carried.
+    bits, bits_per_entry: Fano's bound for that top-1 (`theory.bits_kept`), over the numbers carried.
     norm: of all numbers carried; effective_rank, stable_rank, participation: of S.
     decode_top1, decode_control, selectivity, decode_r2: see `decode`.
     state_rank: see `effective_state_size`.
@@ -148,7 +149,7 @@ def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
 
     Effective rank: Roy and Vetterli 2007. Singular values are divided by their sum.
     """
-    sigma = torch.linalg.svdvals(S.double()).flatten(0, 1)
+    sigma = torch.linalg.svdvals(exact(S)).flatten(0, 1)
     share = sigma / sigma.sum(-1, keepdim=True).clamp(min=1e-300)
     power = sigma.square()
     rows = [
@@ -176,8 +177,8 @@ def decode(
     b = trace.k.shape[0]
     if b < 4:
         raise ValueError(f"a decoder needs at least 4 sequences to be split, not {b}")
-    x = state_vector(memory).transpose(0, 1).double()
-    y = trace.v[:, :, place - lag].transpose(0, 1).double()
+    x = exact(state_vector(memory).transpose(0, 1))
+    y = exact(trace.v[:, :, place - lag].transpose(0, 1))
     order = torch.from_numpy(rng.permutation(b)).to(x.device)
     shuffle = torch.from_numpy(rng.permutation(b // 2)).to(x.device)
     fit, test = order[: b // 2], order[b // 2 :]
@@ -190,7 +191,7 @@ def decode(
     found = x[:, test] @ (x[:, fit].mT @ torch.linalg.solve(kernel, targets))
     guess, control = found.chunk(2, dim=-1)
     truth = y[:, test]
-    candidates = None if trace.candidates is None else trace.candidates.double()
+    candidates = None if trace.candidates is None else exact(trace.candidates)
     hits = [nearest((o + middle)[None], (truth + middle)[None], candidates) for o in (guess, control)]
     where = {"lag": lag}
     r2 = 1 - (guess - truth).square().sum() / truth.square().sum().clamp(min=1e-300)
@@ -213,8 +214,8 @@ def effective_state_size(trace: Trace, cuts: int = 8) -> list[Row]:
     """
     if not trace.mixer.linear_in_v:
         return []
-    exact = double(trace)
-    attention = exact.mixer.effective_attention(exact.q, exact.k, exact.gates)
+    trace = double(trace)
+    attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates)
     length = attention.shape[-1]
     rows = []
     for cut in sorted(
