@@ -29,6 +29,17 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_title(", ".join([task, *values]) + ": retrieval versus length", pad=18)
             for ax in axes[0, 1:]:
                 ax.set_ylabel("")
+            entries = {
+                label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+            }
+            look = {"frameon": False, "fontsize": "small", "title_fontsize": "small"}
+            runs = summarise(part, ["series", *words, "task.length"])["runs"]
+            title = f"state in numbers; {style.seeds(runs)}, band 95 %"
+            if len(panels) > 1:
+                where = {"loc": "outside lower center", "ncols": 3}
+                made.legend(entries.values(), entries.keys(), title=title, **where, **look)
+            else:
+                ax.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, **look)
         yield f"retrieval_{task}", made
 
 
@@ -50,7 +61,3 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
     continuous = (test["metric"] == "r2").any()
     style.accuracy_axis(ax, 0 if continuous else test.loc[test["metric"] == "chance", "value"].max())
     ax.set_ylabel("R² of the answer" if continuous else "accuracy per scored token")
-    ax.legend(
-        title=f"state in numbers; {style.seeds(points['runs'])}, band 95 %", frameon=False, loc="upper center",
-        bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize="small", title_fontsize="small",
-    )  # fmt: skip

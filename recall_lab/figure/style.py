@@ -101,7 +101,8 @@ def length_axis(
     ax.xaxis.set_major_locator(FixedLocator(lengths))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.set_xlim(lengths[0] / 2**0.25, lengths[-1] * 2**0.25)
+    shown = [*lengths, *trained]
+    ax.set_xlim(min(shown) / 2**0.25, max(shown) * 2**0.25)
     if trained:
         ax.axvspan(trained[0] / 2**0.12, trained[-1] * 2**0.12, color="0.93", zorder=0, label="_trained")
         ax.text(
