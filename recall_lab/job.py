@@ -54,7 +54,7 @@ def execute(config: Config, alone: bool = True) -> float:
     Whatever goes wrong is written into the folder (status.json, run.log), and FAILED is returned.
     alone: no other runs share the terminal, so that a progress bar may be shown.
     """
-    parent = Path(config["root"]) / config["name"]
+    parent = Path(str(config["root"]), str(config["name"]))
     results.claim(parent)
     folder = parent / identity(config)
     folder.mkdir(exist_ok=True)

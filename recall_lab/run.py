@@ -36,7 +36,7 @@ class Claim(Callback):
     folder: Path | None = None
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        Claim.folder = Path(config.root) / config.name
+        Claim.folder = Path(str(config.root), str(config.name))
         try:
             known = set(OmegaConf.load(CONF / "config.yaml")) | {"task", "mixer"}
             if unknown := sorted(set(config) - known):
