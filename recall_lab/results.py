@@ -145,8 +145,8 @@ def varying(table: pd.DataFrame) -> list[str]:
         for name in table.columns
         if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
     ]
-    one_a_run = table.drop_duplicates("run")
-    groups = one_a_run.groupby(["mixer", "task"])
+    # Not one row a run: policies put on a run's weights later are series of their own under its name.
+    groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
     return [name for name in settings if (groups[name].nunique(dropna=False) > 1).any()]
 
 
@@ -162,20 +162,22 @@ def series(table: pd.DataFrame) -> pd.Series:
 
 
 def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataFrame:
-    """Keeps, of the runs that differ only in `over`, the setting with the best mean validation accuracy.
+    """Keeps, of the runs that differ only in `over`, those at the setting with the best mean validation accuracy.
 
-    The test rows take no part in the choice. What is kept loses those settings from its series' name.
+    The test rows take no part in the choice. What is kept loses those settings from its series' name. A run is kept or
+    left out as a whole, with all that was asked of it later; one that was never validated is kept.
     """
-    over = [name for name in over if name in varying(table)]
+    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    settings = varying(validation)
+    over = [name for name in over if name in settings]
     if not over:
         return table
-    others = ["mixer", "task", *(name for name in varying(table) if name not in over)]
-    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    others = ["mixer", "task", *(name for name in settings if name not in over)]
     score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
-    kept = table.merge(best, on=[*others, *over], how="inner")
-    kept["series"] = series(kept)
-    return kept
+    lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
+    kept = table[~table["run"].isin(lost)]
+    return kept.assign(series=series(kept))
 
 
 def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
