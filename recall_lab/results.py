@@ -66,10 +66,11 @@ def claim(folder: Path) -> None:
     """Makes the folder ours, or raises ForeignFolder: never writes among somebody else's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MARK).exists():
-            if any(folder.iterdir()):
-                raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
+        there = {path.name for path in folder.iterdir()}
+        if not there:
             (folder / MARK).touch()
+        elif MARK not in there:
+            raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
         elif not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
