@@ -195,25 +195,18 @@ def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 20
 def summarise(
     table: pd.DataFrame, by: list[str], metric: tuple[str, ...] = SCORES, split: str = "test"
 ) -> pd.DataFrame:
-    """Mean, interval and number of runs of a metric (the first of several that is there) for every combination of
-    `by`: columns mean, low, high, runs."""
-    chosen = table[table["metric"].isin(metric) & (table["split"] == split)]
-    records = []
-    for key, group in chosen.groupby(by, sort=True, dropna=False):
-        # A run counts once, also where several of its cells fall into one group.
-        values = group.groupby("run")["value"].mean()
-        low, high = interval(values)
-        records.append((*key, values.mean(), low, high, len(values)))
-    return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
+    """`average` of the rows of one split whose metric is one of those given."""
+    return average(table[table["metric"].isin(metric) & (table["split"] == split)], by)
 
 
 def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Mean over runs of `value` for every combination of `by`, with low, high and runs.
+    """Mean of `value` over runs for every combination of `by`: columns mean, low, high, runs.
 
     The interval is that over runs; where there is but one, the rows' own.
     """
     records = []
     for key, group in rows.groupby(by, sort=True, dropna=False):
+        # A run counts once, also where several of its cells fall into one group.
         values = group.groupby("run")["value"].mean()
         own = [
             float(group[side].mean()) if side in group and group[side].notna().any() else values.mean()
