@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import CONF, names
 
-from recall_lab import results, run
+from recall_lab import report, results, run
 
 TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_every=3", "train.tokens=256",
         "train.validation_sequences=8", "test.tokens=256", "test.sequences=4", "task.length=16", "task.pairs=2",
@@ -73,6 +73,15 @@ def test_a_run_leaves_a_whole_folder(capsys):
     said = capsys.readouterr().out
     assert "accuracy per scored token" in said
     assert "outputs/one/report.html" in said
+
+
+def test_a_report_made_again_is_the_same_report():
+    assert recall(*TINY, "report=true") == 0
+    made = [Path("outputs/main/report.html"), *sorted(Path("outputs/main/figure").iterdir())]
+    before = [path.read_bytes() for path in made]
+    report.make(Path("outputs/main"))
+    assert [path.read_bytes() for path in made] == before
+    assert {path.suffix for path in made} == {".html", ".png", ".svg"}
 
 
 def test_a_finished_run_is_found_again(capsys):

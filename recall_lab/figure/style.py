@@ -3,7 +3,7 @@
 import colorsys
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import matplotlib as mpl
@@ -74,8 +74,8 @@ def ordered(series: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def style():
-    """The look of every figure; and no figure made in here is left to pyplot's memory."""
+def style() -> Iterator[None]:
+    """The look of every figure while it is drawn, and while it is saved: the same figure then gives the same svg."""
     with (
         sns.axes_style("ticks"),
         sns.plotting_context("notebook", font_scale=0.9),
