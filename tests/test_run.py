@@ -328,8 +328,9 @@ def test_cfg_job_prints_and_runs_nothing():
 def test_list_is_read_from_the_code():
     done = shell("list")
     for group in ("task", "mixer", "experiment"):
-        for path in (CONF / group).glob("*.yaml"):
-            lines = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
+        for path in (CONF / group).rglob("*.yaml"):
+            option = path.relative_to(CONF / group).with_suffix("")
+            lines = re.findall(rf"^  {option} +(\S.*)$", done.stdout, re.M)
             assert lines, path
             assert all(len(line) > 20 for line in lines)
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout
