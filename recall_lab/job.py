@@ -28,9 +28,6 @@ from recall_lab.say import CONF, one_line, say
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores
 
-SWEEP = "RECALL_LAB_SWEEP"
-"""Environment variable by which the runs of one command, also in other processes, know that they belong together."""
-
 FAILED = 1e9
 """What a failed run gives a sweeper that minimises: finite, and worse than any loss."""
 
@@ -76,7 +73,7 @@ def execute(config: Config, alone: bool = True) -> float:
 def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
     with results.replacing(folder / "config.yaml") as temporary:
         temporary.write_text(OmegaConf.to_yaml(config))
-    facts = {"started": now(), "sweep": os.environ.get(SWEEP, ""), **provenance(), "threads": config["threads"]}
+    facts = {"started": now(), "sweep": os.environ.get(results.SWEEP, ""), **provenance(), "threads": config["threads"]}
     began = time.perf_counter()
 
     def note(state: str, **more: Any) -> None:

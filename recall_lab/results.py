@@ -23,6 +23,9 @@ import yaml
 MARK = ".recall_lab"
 """The file that tells a folder of ours from anybody else's."""
 
+SWEEP = "RECALL_LAB_SWEEP"
+"""Environment variable by which the runs of one command, also in other processes, know that they belong together."""
+
 SCORES = ("accuracy", "r2")
 """What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
 

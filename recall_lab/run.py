@@ -77,8 +77,8 @@ def plain(config: DictConfig, choices: Any = None) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """`recall-lab run …`: the exit status, 0 only if every run of this command is finished."""
-    sweep = os.environ["RECALL_LAB_SWEEP"] = secrets.token_hex(8)
-    patient = "HYDRA_FULL_ERROR" in os.environ
+    sweep = os.environ[results.SWEEP] = secrets.token_hex(8)
+    traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors come here instead of being printed by Hydra
     sys.argv = ["recall-lab run", *arguments]
     code = 0
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
         # Its run is found "running" below, and named.
         code = 0 if Claim.folder else 1
     except ERRORS as error:
-        if patient:
+        if traceback_wanted:
             raise
         code = complain(error)
     return code if code or Claim.folder is None else finish(Claim.folder, sweep)
