@@ -93,6 +93,13 @@ def test_a_finished_run_is_found_again(capsys):
     assert "found" in capsys.readouterr().out
 
 
+def test_a_report_is_asked_of_the_command_whoever_made_the_runs():
+    assert recall(*TINY) == 0
+    assert not Path("outputs/main/report.html").exists()
+    assert recall(*TINY, "report=true") == 0
+    assert Path("outputs/main/report.html").exists()
+
+
 def test_where_results_lie_is_no_part_of_what_they_are():
     assert recall(*TINY, "name=a") == recall(*TINY, "name=b", "root=elsewhere", "report=true") == 0
     (one,), (other,) = folders("a"), list(Path("elsewhere/b").glob("*/status.json"))
