@@ -13,7 +13,7 @@ from scipy import special, stats
 
 Numbers = np.ndarray | np.number | float | int
 
-# 1–3: linear attention.
+# Linear attention.
 
 
 def linear_error(n: Numbers, d_key: Numbers, cosine: float = 0.0, variance: Numbers | None = None) -> Numbers:
@@ -110,7 +110,7 @@ def top1(
     return np.einsum("...ijk,i,j,k->...", unseen * stored, u_weight, u_weight, z_weight / z_weight.sum())
 
 
-# 4: least squares.
+# Least squares.
 
 
 def least_squares_error(n: Numbers, d_key: Numbers) -> Numbers:
@@ -118,7 +118,7 @@ def least_squares_error(n: Numbers, d_key: Numbers) -> Numbers:
     return np.maximum(0.0, 1 - np.asarray(d_key) / np.asarray(n))
 
 
-# 5: the delta rule in one pass.
+# The delta rule in one pass.
 
 
 def delta_signal(age: Numbers, d_key: Numbers, beta: float = 1.0) -> Numbers:
@@ -172,7 +172,7 @@ def delta_lifetime(d_key: Numbers, d_value: Numbers, candidates: Numbers) -> Num
     return np.asarray(d_key) / 2 * np.log1p(np.asarray(d_value) / (2 * np.log(candidates)))
 
 
-# 7: correlated keys.
+# Correlated keys.
 
 RELU_COSINE = 1 / np.pi
 """Mean cosine between two ReLU'd Gaussian vectors: (E relu)²/E relu² = (1/2π)/(1/2)."""
@@ -183,7 +183,7 @@ def relu_cosine_variance(d_key: Numbers) -> Numbers:
     return (np.pi**2 - 4.5) / (np.pi**2 * np.asarray(d_key, float))
 
 
-# 8: fixed decay.
+# Fixed decay.
 
 
 def decay_signal(age: Numbers, gamma: float) -> Numbers:
@@ -229,7 +229,7 @@ def _sharing(n: Numbers, fade: Numbers) -> Numbers:
     return np.minimum(np.asarray(n, float) - 1, (1 + fade**2) / (1 - fade**2))
 
 
-# 9: softmax, and raw scores.
+# Softmax, and raw scores.
 
 
 def softmax_mass(n: Numbers, d_key: Numbers, sharpness: Numbers) -> Numbers:
@@ -255,7 +255,7 @@ def raw_share_softmax(n: Numbers, important: Numbers, other: Numbers) -> Numbers
     return 1 / (1 + (np.asarray(n) - 1) * np.exp(np.asarray(other) - important))
 
 
-# 10: dynamic access.
+# Dynamic access.
 
 
 def access_rank(n: Numbers, d_key: Numbers) -> Numbers:
@@ -268,7 +268,7 @@ def one_hot_residual(n: Numbers, d_key: Numbers) -> Numbers:
     return np.maximum(0.0, 1 - np.asarray(d_key) / np.asarray(n))
 
 
-# 11–12: what a budget covers.
+# What a budget covers.
 
 
 def static_recall(budget: Numbers, n: Numbers, candidates: Numbers = np.inf) -> Numbers:
@@ -305,7 +305,7 @@ def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
     return (1 - (1 - share) ** bound) / (bound * share)
 
 
-# 13–14: information.
+# Information.
 
 
 def binary_entropy(p: Numbers) -> Numbers:
