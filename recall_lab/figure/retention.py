@@ -55,8 +55,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                         metric
                     ]
                     ax.set_ylabel(label + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
-            pairs = table.loc[part.index.intersection(table.index), "pairs"].max()
-            made.suptitle(f"{task}: retention by age, {pairs:.0f} pairs" + f", d_key = {width:.0f}")
+            pairs = part["pairs"].max()
+            made.suptitle(f"{task}: retention by age, {pairs:.0f} pairs, d_key = {width:.0f}")
             style.legend(made, shown, "triangles: half-life")
         yield f"retention_{task}_d{width:.0f}", made
 
