@@ -96,7 +96,7 @@ def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
         grid = grid.pivot(index=["series", "runs"], columns=names, values="accuracy").fillna("")
         grid = grid.T if grid.shape[1] > WIDE else grid
         score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
-        title = f"{task}: {score} on the test stream, mean [95 % interval] over runs"
+        title = f"{task}: {score} on the test stream, mean [{results.interval_name(points['runs'])}] over runs"
         grids[title] = grid
     return grids
 

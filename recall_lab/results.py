@@ -187,12 +187,18 @@ def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataF
 def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over independent runs; the same values give the same interval.
 
-    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. One value: that value twice.
+    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. Of one to three values it is
+    that range, which holds the true mean less often than `level` says, half of the time for two: see `interval_name`.
     """
     values = np.sort(np.asarray(list(values), dtype=float))
     picks = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def interval_name(runs: Iterable[float | int]) -> str:
+    """What `interval` may be called over so many runs: too few make no more than their range."""
+    return "range" if max(runs) < 4 else "95 %"
 
 
 def summarise(

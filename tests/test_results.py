@@ -42,6 +42,14 @@ def test_intervals_cover_the_truth():
     assert 0.89 < np.mean(hits) < 0.97
 
 
+def test_an_interval_of_few_values_is_their_range_and_called_so():
+    rng = np.random.default_rng(2)
+    for count in (2, 3, 4, 8):
+        values = rng.normal(size=count)
+        is_range = results.interval(values) == pytest.approx((values.min(), values.max()))
+        assert is_range == (results.interval_name([1, count]) == "range")
+
+
 def test_a_series_is_named_by_what_tells_it_apart():
     made = table(
         {"mixer": "linear", "heads": 1, "validation": 1, "test": 1},

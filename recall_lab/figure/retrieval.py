@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(name, figure) for each task of the table: accuracy per scored token over n, a line a series.
 
     A setting of the task that is a word and takes several values (`group`, `haystack`) gets a panel for each.
-    Band: 95 % bootstrap interval over runs. The legend gives the state carried at the longest length, in elements.
+    Band: interval over runs. The legend gives the state carried at the longest length, in elements.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
@@ -51,6 +51,6 @@ def _panel(ax: Axes, part: pd.DataFrame) -> None:
     style.accuracy_axis(ax, 0 if continuous else test.loc[test["metric"] == "chance", "value"].max())
     ax.set_ylabel("R² of the answer" if continuous else "accuracy per scored token")
     ax.legend(
-        title=f"state in numbers; {style.seeds(points['runs'])}, band 95 %", frameon=False, loc="upper center",
+        title=f"state in numbers; {style.seeds(points['runs'], 'band')}", frameon=False, loc="upper center",
         bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize="small", title_fontsize="small",
     )  # fmt: skip

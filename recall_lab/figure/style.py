@@ -16,6 +16,8 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from recall_lab.results import interval_name
+
 FIXED = {
     "softmax": ("#111111", "o"),
     "forgetting": ("#6b6b6b", "s"),
@@ -175,10 +177,11 @@ def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **
     )  # fmt: skip
 
 
-def seeds(runs: Iterable[float | int]) -> str:
-    """How many runs stand behind each point, in words."""
+def seeds(runs: Iterable[float | int], interval: str = "") -> str:
+    """How many runs stand behind each point, in words, and what the interval over them is, drawn as that."""
     least, most = min(runs), max(runs)
-    return f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
+    words = f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
+    return f"{words}, {interval} {interval_name(runs)}" if interval else words
 
 
 def shades(count: int) -> list[tuple[float, float, float]]:

@@ -13,7 +13,7 @@ from recall_lab.results import summarise
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(name, figure) where several numbers of updates were tested: accuracy over updates a key, a panel for each
-    number of pairs. Band: 95 % bootstrap interval over runs. Dashed: the law of a memory that only adds, E 1/(m+1)
+    number of pairs. Band: interval over runs. Dashed: the law of a memory that only adds, E 1/(m+1)
     for a key that was bound m times again (theory.superposed_recall)."""
     table = table[(table["task"] == "updates") & table["task.length"].notna()]
     if "task.updates" not in table or table["task.updates"].nunique() < 2:
@@ -44,7 +44,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         made.suptitle(f"updates: the latest value, n={lengths.min():.0f}")
         made.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False,
-            fontsize="small", title=f"{style.seeds(points['runs'])}, band 95 %; dashed: a memory that only adds",
+            fontsize="small", title=f"{style.seeds(points['runs'], 'band')}; dashed: a memory that only adds",
             title_fontsize="small",
         )  # fmt: skip
     yield "updates", made
