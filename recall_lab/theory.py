@@ -287,13 +287,13 @@ def window_coverage(distance: Numbers, window: Numbers) -> Numbers:
 
 
 def window_reach(window: Numbers, short_conv: Numbers) -> Numbers:
-    """Distance below which one layer of sliding-window attention can still find a pair: w + c − 2 for c ≥ 2.
+    """Distance below which one layer of sliding-window attention can still find a pair: w + c − 2, or 0 for c < 2.
 
     Key at p, value at p + 1, both seen through a causal convolution of c places. A place s holds both where
     p + 1 ≤ s ≤ p + c − 1, so the latest lies c − 2 behind the value and stays in the window so much longer. A model
-    that reads at the value itself, as c = 2 forces, reaches w.
+    that reads at the value itself, as c = 2 forces, reaches w. Without a convolution no place holds both.
     """
-    return np.asarray(window) + np.asarray(short_conv) - 2
+    return np.where(np.asarray(short_conv) < 2, 0, np.asarray(window) + np.asarray(short_conv) - 2)
 
 
 def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
