@@ -50,7 +50,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
-                    ax.set_xlabel("age of the pair in tokens")
+                    ax.set_xlabel("tokens since the pair, its own counted")
                     label = {"top1_by_age": "top-1 of the read-out", "cosine_by_age": "cosine of read-out and value"}[
                         metric
                     ]
