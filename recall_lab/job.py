@@ -38,8 +38,10 @@ log = logging.getLogger("recall_lab")
 
 
 def identity(config: Config) -> str:
-    """The name of a run's folder: a hash of all that its result depends on, not of where that is put; of `size`, only
-    of the numbers that it chose."""
+    """The name of a run's folder: a hash of every setting that its result depends on.
+
+    Left out are where results are put, whether they are reported, and `size`, whose numbers are settings already.
+    """
     content = {key: value for key, value in config.items() if key not in ("name", "root", "size", "report")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -106,7 +108,7 @@ def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
 
 
 Work = tuple[list[Row], str, float]
-"""Rows, what to say of them, and the loss."""
+"""Rows, a summary of them in words, and the loss."""
 
 
 def train_and_test(

@@ -32,7 +32,7 @@ SCORES = ("accuracy", "r2")
 ORACLE = tuple(
     f"oracle.{name}" for name in ("gates.", "keys", "cosine", "centered", "passes", "overwrites", "sharpness")
 )
-"""What of an oracle is a setting of a series; its sizes are cells."""
+"""How the oracle's columns begin that tell one series from another; the others are sizes, as those of a cell."""
 
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""

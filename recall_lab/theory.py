@@ -33,7 +33,7 @@ def linear_cosine(n: Numbers, d_key: Numbers) -> Numbers:
 def linear_share(n: Numbers, d_key: Numbers) -> Numbers:
     """The target's share of Σ|A|: 1/(1 + (n−1)√(2/(π d_k))), the other weights being |k·k'| ≈ |N(0, 1/d_k)|.
 
-    1 % from n ≈ d_k on; below, the mean of the share lies above the share of the mean.
+    Within 1 % of simulation from n ≈ d_k on, 2 % below.
     """
     return 1 / (1 + (np.asarray(n) - 1) * np.sqrt(2 / (np.pi * np.asarray(d_key))))
 
@@ -317,7 +317,7 @@ def binary_entropy(p: Numbers) -> Numbers:
 def bits_kept(n: Numbers, error: Numbers, candidates: Numbers) -> Numbers:
     """Bits a state must hold to answer n pairs at that error rate (Fano): n (log₂ V − H₂(e) − e log₂(V−1)).
 
-    Nought from chance (e = 1 − 1/V) on.
+    Zero where the error is that of a guess, 1 − 1/V, or worse.
     """
     v = np.asarray(candidates, float)
     error = np.minimum(np.asarray(error, float), 1 - 1 / v)

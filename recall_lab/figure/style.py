@@ -148,8 +148,8 @@ def heatmap(ax: Axes, grid: pd.DataFrame) -> AxesImage:
 
 
 def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
-    """Series of which one line may stand for several: the first of those that have the same value at every point of
-    `by`, in a legend's order, each with a label that names them all."""
+    """Groups of series that coincide, their values equal at every point of `by`: the first of each group, in a legend's
+    order, with a label that names them all. One line then stands for the group."""
     values = rows.pivot_table(index="series", columns=by, values="value")
     groups: dict[str, list[str]] = {}
     for name in ordered(rows["series"]):
