@@ -13,6 +13,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from recall_lab import results, theory
+from recall_lab.figure import capacity as capacity_figure
 from recall_lab.figure import style
 from recall_lab.model import Model
 from recall_lab.oracle import Oracle
@@ -119,6 +120,14 @@ def test_capacity_points_and_lines(table, capacity):
     assert squares.get_ydata() == pytest.approx(theory.least_squares_error(n, 8))
     # Softmax has no such law: its points are joined, and that is all.
     assert len(lines(axes[1], style.look("softmax")[0])) == 1
+
+
+@pytest.mark.parametrize("setting", [{"keys": "relu"}, {"centered": True}, {"overwrites": 3}, {"gates.a": 0.5}])
+def test_no_law_is_drawn_where_it_does_not_hold(setting):
+    known = {"mixer": "rwkv7", "oracle.d_key": 8, "oracle.candidates": 64}
+    asked = {f"oracle.{name}": value for name, value in setting.items()}
+    assert capacity_figure._law(pd.Series(known), "top1") is not None
+    assert capacity_figure._law(pd.Series(known | asked), "top1") is None
 
 
 def test_capacity_laws_follow_the_gates(capacity):

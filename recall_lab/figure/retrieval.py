@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(name, figure) for each task of the table: accuracy per scored token over n, a line a series.
 
     A setting of the task that is a word and takes several values (`group`, `haystack`) gets a panel for each.
-    Band: 95 % bootstrap interval over runs. The legend gives the state carried at the longest length, in elements.
+    Band: interval over runs. The legend gives the state carried at the longest length, in elements.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             }
             look = {"frameon": False, "fontsize": "small", "title_fontsize": "small"}
             runs = summarise(part, ["series", *words, "task.length"])["runs"]
-            title = f"state in numbers; {style.seeds(runs)}, band 95 %"
+            title = f"state in numbers; {style.seeds(runs, 'band')}"
             if len(panels) > 1:
                 where = {"loc": "outside lower center", "ncols": 3}
                 made.legend(entries.values(), entries.keys(), title=title, **where, **look)
