@@ -27,15 +27,16 @@ def listing(group: str | None = None) -> str:
         raise ValueError(f"there is nothing called {group!r} to list; there are {', '.join(GROUPS.values())}")
     lines = []
     for name, word in chosen.items():
-        options = sorted((CONF / name).glob("*.yaml"))
+        options = sorted((CONF / name).rglob("*.yaml"))
         if not options:
             continue
         lines.append(f"{word} ({name}=…)")
         for path in options:
             first, *rest = describe(path).splitlines() or [""]
-            lines.append(f"  {path.stem:<20} {first}")
+            option = path.relative_to(CONF / name).with_suffix("").as_posix()
+            lines.append(f"  {option:<20} {first}")
             if group is not None:
-                rest += facts(path.stem) if name == "mixer" else []
+                rest += facts(option) if name == "mixer" else []
                 lines += [f"  {'':<20} {line}".rstrip() for line in rest] + [""]
         lines.append("")
     return "\n".join(lines).rstrip()
