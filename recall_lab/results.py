@@ -107,9 +107,20 @@ def collect(folder: Path) -> pd.DataFrame:
         states = Counter(status(run)["state"] for run in runs(folder))
         there = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs at all"
         raise ForeignFolder(f"{folder} has no finished run yet: {there}")
-    table = pd.DataFrame(rows)
+    table = mixtures(pd.DataFrame(rows))
     table["series"] = series(table)
     return table
+
+
+def mixtures(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns `trained.X`: the largest number that a run trained on had of the task's parameter X.
+
+    They tell runs trained on other mixtures, or on the same task with another vocabulary, from each other's seeds.
+    """
+    validation = table[table["split"] == "validation"]
+    numbers = [c for c in table if c.startswith("task.") and pd.api.types.is_numeric_dtype(table[c])]
+    largest = validation.groupby("run")[numbers].max()
+    return table.join(largest.rename(columns=lambda c: c.replace("task.", "trained.", 1)), on="run")
 
 
 def run_rows(run: Path) -> list[Row]:
@@ -147,7 +158,7 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
+        if name.startswith(("mixer.", "model.", "train.", "trained.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
     ]
     # Not one row a run: policies put on a run's weights later are series of their own under its name.
     groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
@@ -161,7 +172,8 @@ def series(table: pd.DataFrame) -> pd.Series:
     for name in settings:
         several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
         told = several & table[name].notna()
-        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + table[name].astype(str))
+        value = table[name].map(lambda x: f"{x:g}" if isinstance(x, float) else str(x))
+        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + value)
     return label
 
 

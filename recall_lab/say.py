@@ -59,7 +59,7 @@ def meant(word: str) -> str:
 
     for path in CONF.rglob("*.yaml"):
         # conf/GROUP/NAME.yaml lands under GROUP; so does conf/GROUP_base.yaml, which the options of GROUP take in.
-        group = path.parent.name if path.parent != CONF else path.stem.partition("_base")[0]
+        group = path.relative_to(CONF).parts[0] if path.parent != CONF else path.stem.partition("_base")[0]
         walk(OmegaConf.to_container(OmegaConf.load(path)), "" if group in ("config", "experiment") else f"{group}.")
         known.append(group)
     close = difflib.get_close_matches(word, known, n=1)

@@ -45,7 +45,7 @@ def test_retrieval():
     texts = " ".join(text.get_text() for text in ax.texts)
     assert "chance 0.12" in texts
     assert "lengths trained on" in texts
-    assert "3 runs a point" in ax.get_legend().get_title().get_text()
+    assert "3 runs a point" in ax.figure.legends[0].get_title().get_text()
     for band in ax.collections:
         y = band.get_paths()[0].vertices[:, 1]
         assert y.min() >= 0
@@ -56,7 +56,7 @@ def test_a_mechanism_without_data_is_not_in_the_legend():
     shown = table()
     shown = shown[(shown["mixer"] != "linear") | (shown["metric"] != "accuracy")]
     _, ax = axes(shown)
-    assert [t.get_text().split()[0] for t in ax.get_legend().get_texts()] == ["softmax"]
+    assert [t.get_text().split()[0] for t in ax.figure.legends[0].get_texts()] == ["softmax"]
 
 
 def test_training_curves():

@@ -32,14 +32,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             entries = {
                 label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
             }
-            look = {"frameon": False, "fontsize": "small", "title_fontsize": "small"}
             runs = summarise(part, ["series", *words, "task.length"])["runs"]
-            title = f"state in numbers; {style.seeds(runs, 'band')}"
-            if len(panels) > 1:
-                where = {"loc": "outside lower center", "ncols": 3}
-                made.legend(entries.values(), entries.keys(), title=title, **where, **look)
-            else:
-                ax.legend(title=title, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, **look)
+            columns = max(1, int(made.get_figwidth() / (0.6 + 0.07 * max(map(len, entries)))))
+            made.set_figheight(made.get_figheight() + 0.18 * (len(entries) // columns))
+            made.legend(
+                entries.values(), entries.keys(), title=f"state in numbers; {style.seeds(runs, 'band')}",
+                loc="outside lower center", ncols=columns, frameon=False, fontsize="small", title_fontsize="small",
+            )  # fmt: skip
         yield f"retrieval_{task}", made
 
 

@@ -59,9 +59,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             for ax in (over, against):
                 style.accuracy_axis(ax)
                 ax.set_ylabel("accuracy per scored token")
-        axes[0, 0].legend(
-            title=f"lines: the law at w; bands: up to w + c − 2\npoints: {style.seeds(points['runs'], 'bars')}",
-            frameon=False, fontsize="small", title_fontsize="small", loc="upper left",
+        made.legend(
+            *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False,
+            title=f"lines: the law at w; bands: up to w + c − 2; points: {style.seeds(points['runs'], 'bars')}",
+            fontsize="small", title_fontsize="small",
         )  # fmt: skip
     yield "window_coverage", made
 
