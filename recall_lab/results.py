@@ -62,7 +62,10 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path, default: Any = None) -> Any:
     """The file's content, or `default` where there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else default
+    try:
+        return json.loads(path.read_text()) if path.exists() else default
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); without it the run is done again") from error
 
 
 def claim(folder: Path) -> None:
@@ -89,7 +92,10 @@ def runs(folder: Path) -> list[Path]:
 
 
 def status(run: Path) -> dict[str, Any]:
-    return read_json(run / "status.json", {})
+    """state (running, finished, failed, interrupted; lost where a finished run's files are gone), times, versions."""
+    found = {"state": "lost", "started": "", "sweep": ""} | read_json(run / "status.json", {})
+    whole = all((run / name).exists() for name in ("config.yaml", "rows.json"))
+    return found | {"state": "lost"} if found["state"] == "finished" and not whole else found
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -158,7 +164,8 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "trained.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
+        if name.startswith(("mixer.", "model.", "train.", "trained.", "trained_as", *ORACLE))
+        and not name.startswith("train.cells")
     ]
     # Not one row a run: policies put on a run's weights later are series of their own under its name.
     groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
@@ -189,7 +196,10 @@ def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataF
     if not over:
         return table
     others = ["mixer", "task", *(name for name in settings if name not in over)]
-    score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
+    score = validation.groupby([*others, *over], dropna=False).agg(value=("value", "mean"), runs=("run", "nunique"))
+    score = score.reset_index()
+    # A setting that failed with some seeds must not win by those it survived.
+    score = score[score["runs"] == score.groupby(others, dropna=False)["runs"].transform("max")]
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
     lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
     kept = table[~table["run"].isin(lost)]
