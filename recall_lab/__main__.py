@@ -3,11 +3,12 @@
 import argparse
 import sys
 
-RUN = """run      train and test: the Hydra app. Overrides as in
-             recall-lab run experiment=quickstart
-             recall-lab run mixer=delta_rule task.length=128 task.pairs=32
-             recall-lab run -m mixer=softmax,delta_rule seed=0,1 name=mine
-         `recall-lab run --help` lists the groups, `--cfg job` prints the configuration."""
+EXAMPLES = """for example:
+  recall-lab list
+  recall-lab run experiment=quickstart
+  recall-lab run mixer=delta_rule task.length=128 task.pairs=32
+  recall-lab run -m mixer=softmax,delta_rule seed=0,1 name=mine
+  recall-lab report outputs/mine"""
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="recall-lab",
         description="Find out what an attention mechanism can remember.",
+        epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -34,7 +36,7 @@ def main() -> None:
     probe = verbs.add_parser("probe", help="put probes, or another policy, to the models of finished runs")
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
-    listing = verbs.add_parser("list", help="tasks, mixers and experiments, a line each")
+    listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, a line each")
     listing.add_argument("group", nargs="?", help="one of them, with more of each")
     chosen = parser.parse_args(arguments)
 

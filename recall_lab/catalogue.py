@@ -27,17 +27,14 @@ def listing(group: str | None = None) -> str:
         raise ValueError(f"there is nothing called {group!r} to list; there are {', '.join(GROUPS.values())}")
     lines = []
     for name, word in chosen.items():
-        options = sorted((CONF / name).rglob("*.yaml"))
-        if not options:
-            continue
         lines.append(f"{word} ({name}=…)")
-        for path in options:
-            first, *rest = describe(path).splitlines() or [""]
+        for path in sorted((CONF / name).rglob("*.yaml"), key=lambda path: path.with_suffix("")):
             option = path.relative_to(CONF / name).with_suffix("").as_posix()
-            lines.append(f"  {option:<20} {first}")
+            first, *rest = describe(path).splitlines() or [""]
+            lines.append(f"  {option:<24} {first}")
             if group is not None:
                 rest += facts(option) if name == "mixer" else []
-                lines += [f"  {'':<20} {line}".rstrip() for line in rest] + [""]
+                lines += [f"  {'':<24} {line}".rstrip() for line in rest] + [""]
         lines.append("")
     return "\n".join(lines).rstrip()
 

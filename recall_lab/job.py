@@ -28,9 +28,6 @@ from recall_lab.say import CONF, one_line, say
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores
 
-SWEEP = "RECALL_LAB_SWEEP"
-"""Environment variable by which the runs of one command, also in other processes, know that they belong together."""
-
 FAILED = 1e9
 """What a failed run gives a sweeper that minimises: finite, and worse than any loss."""
 
@@ -41,8 +38,10 @@ log = logging.getLogger("recall_lab")
 
 
 def identity(config: Config) -> str:
-    """The name of a run's folder: a hash of all that its result depends on, not of where that is put; of `size`, only
-    of the numbers that it chose."""
+    """The name of a run's folder: a hash of every setting that its result depends on.
+
+    Left out are where results are put, whether they are reported, and `size`, whose numbers are settings already.
+    """
     content = {key: value for key, value in config.items() if key not in ("name", "root", "size", "report")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -54,7 +53,7 @@ def execute(config: Config, alone: bool = True) -> float:
     Whatever goes wrong is written into the folder (status.json, run.log), and FAILED is returned.
     alone: no other runs share the terminal, so that a progress bar may be shown.
     """
-    parent = Path(config["root"]) / config["name"]
+    parent = Path(str(config["root"]), str(config["name"]))
     results.claim(parent)
     folder = parent / identity(config)
     folder.mkdir(exist_ok=True)
@@ -76,7 +75,7 @@ def execute(config: Config, alone: bool = True) -> float:
 def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
     with results.replacing(folder / "config.yaml") as temporary:
         temporary.write_text(OmegaConf.to_yaml(config))
-    facts = {"started": now(), "sweep": os.environ.get(SWEEP, ""), **provenance(), "threads": config["threads"]}
+    facts = {"started": now(), "sweep": os.environ.get(results.SWEEP, ""), **provenance(), "threads": config["threads"]}
     began = time.perf_counter()
 
     def note(state: str, **more: Any) -> None:
@@ -109,7 +108,7 @@ def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
 
 
 Work = tuple[list[Row], str, float]
-"""Rows, what to say of them, and the loss."""
+"""Rows, a summary of them in words, and the loss."""
 
 
 def train_and_test(
@@ -156,7 +155,7 @@ def consult(
     probes = instantiate_probes(config)
     if not probes:
         raise ValueError("an oracle without a probe measures nothing: give probe=[state_retention] or others")
-    rng = train.stream(config["data_seed"], "oracle", {})
+    rng = train.stream(config["data_seed"], "oracle", {"seed": config["seed"]})
     trace = oracle.trace(oracle.mixer(make).to(device), rng)
     where = {f"oracle.{name}": value for name, value in dataclasses.asdict(oracle).items() if name != "gates"}
     rows = [{**where, "split": "oracle", **row} for row in probing.run_trace(probes, trace, rng)]

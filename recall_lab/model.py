@@ -37,11 +37,11 @@ class Model(nn.Module):
     """Tokens → logits. Positions are told by the mixers alone: there is no positional embedding.
 
     vocab    ids of tokens, and classes of the read-out
-    mixer    called with d_model once a layer, gives that layer's mixer; of a list of such, each in turn
+    mixer    a function of d_model that makes one layer's mixer; given a list of them, the layers take them in turn
     d_model  width between the blocks
     layers   number of blocks
     mlp      width of each block's MLP in units of d_model; 0: none, as recall models learn faster without
-    width    tokens are vectors of that many numbers, and the answers vectors of `vocab`; 0: tokens are ids
+    width    numbers of a token that is a vector (answers are then vectors of `vocab` numbers); 0: tokens are ids
 
     Raises ValueError on impossible sizes.
     """

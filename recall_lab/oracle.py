@@ -143,7 +143,8 @@ class Oracle:
             once, twice = (float(mixer.effective_attention(scale * key, key, gates)) for scale in (1, 2))
             if once > 0 and abs(twice - 2 * once) < 1e-4 * once:
                 return 1 / once
-        return (self.sharpness or self.d_key**0.5) * self.d_key**0.5
+        sharpness = self.d_key**0.5 if self.sharpness is None else self.sharpness
+        return sharpness * self.d_key**0.5
 
     def _writes(self, sequences: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys (b n k), and at every place which of them is written and with which candidate (b t each)."""

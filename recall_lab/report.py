@@ -3,7 +3,6 @@
 import base64
 import html
 import importlib
-import io
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
 from recall_lab import results
+from recall_lab.figure import style
 
 WIDE = 12
 """Cells that a line of a table may hold."""
@@ -44,13 +44,14 @@ def make(folder: Path) -> str:
     for name, drawing in drawn.items():
         for kind in ("png", "svg"):
             metadata = {"Date": None} if kind == "svg" else None
-            with results.replacing(folder / "figure" / f"{name}.{kind}") as temporary:
+            # How an svg is written, the same each time, is part of the style.
+            with style.style(), results.replacing(folder / "figure" / f"{name}.{kind}") as temporary:
                 drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
     grids = _grids(chosen)
     missing = _missing(folder)
     page = folder / "report.html"
     with results.replacing(page) as temporary:
-        temporary.write_text(_page(folder, table, chosen, grids, drawn, missing), encoding="utf-8")
+        temporary.write_text(_page(folder, table, chosen, grids, list(drawn), missing), encoding="utf-8")
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
     text += [f"\nnot in the table: {line}" for line in missing]
     return "\n".join([*text, f"\nreport: {page}"])
@@ -95,7 +96,7 @@ def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
         grid = grid.pivot(index=["series", "runs"], columns=names, values="accuracy").fillna("")
         grid = grid.T if grid.shape[1] > WIDE else grid
         score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
-        title = f"{task}: {score} on the test stream, mean [95 % interval] over runs"
+        title = f"{task}: {score} on the test stream, mean [{results.interval_name(points['runs'])}] over runs"
         grids[title] = grid
     return grids
 
@@ -117,7 +118,7 @@ def _page(
     table: pd.DataFrame,
     chosen: pd.DataFrame,
     grids: dict[str, pd.DataFrame],
-    drawn: dict[str, Figure],
+    drawn: list[str],
     missing: list[str],
 ) -> str:
     parts = []
@@ -126,10 +127,8 @@ def _page(
     if missing:
         parts.append("<h2>Not in the table</h2><ul class='bad'>")
         parts += [f"<li>{html.escape(line)}</li>" for line in missing] + ["</ul>"]
-    for name, drawing in drawn.items():
-        buffer = io.BytesIO()
-        drawing.savefig(buffer, format="png", dpi=150)
-        data = base64.b64encode(buffer.getvalue()).decode()
+    for name in drawn:
+        data = base64.b64encode((folder / "figure" / f"{name}.png").read_bytes()).decode()
         parts.append(f"<h2>{html.escape(name)}</h2><img alt='{html.escape(name)}' src='data:image/png;base64,{data}'>")
     if len(chosen) < len(table):
         parts.append("<p>Learning rates: of several, the best on the validation stream is shown for each series.</p>")

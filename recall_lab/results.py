@@ -23,13 +23,16 @@ import yaml
 MARK = ".recall_lab"
 """The file that tells a folder of ours from anybody else's."""
 
+SWEEP = "RECALL_LAB_SWEEP"
+"""Environment variable by which the runs of one command, also in other processes, know that they belong together."""
+
 SCORES = ("accuracy", "r2")
 """What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
 
 ORACLE = tuple(
     f"oracle.{name}" for name in ("gates.", "keys", "cosine", "centered", "passes", "overwrites", "sharpness")
 )
-"""What of an oracle is a setting of a series; its sizes are cells."""
+"""How the oracle's columns begin that tell one series from another; the others are sizes, as those of a cell."""
 
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
@@ -66,10 +69,11 @@ def claim(folder: Path) -> None:
     """Makes the folder ours, or raises ForeignFolder: never writes among somebody else's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MARK).exists():
-            if any(folder.iterdir()):
-                raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
+        there = {path.name for path in folder.iterdir()}
+        if not there:
             (folder / MARK).touch()
+        elif MARK not in there:
+            raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
         elif not os.access(folder, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
@@ -145,8 +149,8 @@ def varying(table: pd.DataFrame) -> list[str]:
         for name in table.columns
         if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
     ]
-    one_a_run = table.drop_duplicates("run")
-    groups = one_a_run.groupby(["mixer", "task"])
+    # Not one row a run: policies put on a run's weights later are series of their own under its name.
+    groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
     return [name for name in settings if (groups[name].nunique(dropna=False) > 1).any()]
 
 
@@ -162,26 +166,29 @@ def series(table: pd.DataFrame) -> pd.Series:
 
 
 def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataFrame:
-    """Keeps, of the runs that differ only in `over`, the setting with the best mean validation accuracy.
+    """Keeps, of the runs that differ only in `over`, those at the setting with the best mean validation accuracy.
 
-    The test rows take no part in the choice. What is kept loses those settings from its series' name.
+    The test rows take no part in the choice. What is kept loses those settings from its series' name. A run is kept or
+    left out as a whole, with all that was asked of it later; one that was never validated is kept.
     """
-    over = [name for name in over if name in varying(table)]
+    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    settings = varying(validation)
+    over = [name for name in over if name in settings]
     if not over:
         return table
-    others = ["mixer", "task", *(name for name in varying(table) if name not in over)]
-    validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    others = ["mixer", "task", *(name for name in settings if name not in over)]
     score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
-    kept = table.merge(best, on=[*others, *over], how="inner")
-    kept["series"] = series(kept)
-    return kept
+    lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
+    kept = table[~table["run"].isin(lost)]
+    return kept.assign(series=series(kept))
 
 
 def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean over independent runs; the same values give the same interval.
 
-    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. One value: that value twice.
+    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. Of one to three values it is
+    that range, which holds the true mean less often than `level` says, half of the time for two: see `interval_name`.
     """
     values = np.sort(np.asarray(list(values), dtype=float))
     picks = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
@@ -189,28 +196,26 @@ def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 20
     return float(low), float(high)
 
 
+def interval_name(runs: Iterable[float | int]) -> str:
+    """What `interval` may be called over so many runs: too few make no more than their range."""
+    return "range" if max(runs) < 4 else "95 %"
+
+
 def summarise(
     table: pd.DataFrame, by: list[str], metric: tuple[str, ...] = SCORES, split: str = "test"
 ) -> pd.DataFrame:
-    """Mean, interval and number of runs of a metric (the first of several that is there) for every combination of
-    `by`: columns mean, low, high, runs."""
-    chosen = table[table["metric"].isin(metric) & (table["split"] == split)]
-    records = []
-    for key, group in chosen.groupby(by, sort=True, dropna=False):
-        # A run counts once, also where several of its cells fall into one group.
-        values = group.groupby("run")["value"].mean()
-        low, high = interval(values)
-        records.append((*key, values.mean(), low, high, len(values)))
-    return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
+    """`average` of the rows of one split whose metric is one of those given."""
+    return average(table[table["metric"].isin(metric) & (table["split"] == split)], by)
 
 
 def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Mean over runs of `value` for every combination of `by`, with low, high and runs.
+    """Mean of `value` over runs for every combination of `by`: columns mean, low, high, runs.
 
     The interval is that over runs; where there is but one, the rows' own.
     """
     records = []
     for key, group in rows.groupby(by, sort=True, dropna=False):
+        # A run counts once, also where several of its cells fall into one group.
         values = group.groupby("run")["value"].mean()
         own = [
             float(group[side].mean()) if side in group and group[side].notna().any() else values.mean()

@@ -34,9 +34,11 @@ class Claim(Callback):
     """Before Hydra writes anything: keys nobody reads are refused and the output folder is made ours."""
 
     folder: Path | None = None
+    report = False
+    """Whether this command ends with a report."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        Claim.folder = Path(config.root) / config.name
+        Claim.folder, Claim.report = Path(str(config.root), str(config.name)), config.report
         try:
             known = set(OmegaConf.load(CONF / "config.yaml")) | {"task", "mixer"}
             if unknown := sorted(set(config) - known):
@@ -77,8 +79,8 @@ def plain(config: DictConfig, choices: Any = None) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """`recall-lab run …`: the exit status, 0 only if every run of this command is finished."""
-    sweep = os.environ["RECALL_LAB_SWEEP"] = secrets.token_hex(8)
-    patient = "HYDRA_FULL_ERROR" in os.environ
+    sweep = os.environ[results.SWEEP] = secrets.token_hex(8)
+    traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors come here instead of being printed by Hydra
     sys.argv = ["recall-lab run", *arguments]
     code = 0
@@ -93,10 +95,10 @@ def main(arguments: list[str]) -> int:
         # Its run is found "running" below, and named.
         code = 0 if Claim.folder else 1
     except ERRORS as error:
-        if patient:
+        if traceback_wanted:
             raise
         code = complain(error)
-    return code if code or Claim.folder is None else finish(Claim.folder, sweep)
+    return code if code or Claim.folder is None else finish(Claim.folder, Claim.report, sweep)
 
 
 def probe(folder: str, overrides: list[str]) -> int:
@@ -149,13 +151,12 @@ def _word(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def finish(folder: Path, sweep: str) -> int:
+def finish(folder: Path, wanted: bool, sweep: str) -> int:
     """The report where one is wanted and possible, then the failures of this command, each in a line."""
     from recall_lab import report
 
     runs = results.runs(folder)
-    finished = [run for run in runs if results.status(run)["state"] == "finished"]
-    if finished and results.read_config(runs[-1])["report"]:
+    if wanted and any(results.status(run)["state"] == "finished" for run in runs):
         say(report.make(folder))
     failed = [run for run in runs if _failed(results.status(run), sweep)]
     for run in failed:

@@ -13,7 +13,7 @@ from scipy import special, stats
 
 Numbers = np.ndarray | np.number | float | int
 
-# 1–3: linear attention.
+# Linear attention.
 
 
 def linear_error(n: Numbers, d_key: Numbers, cosine: float = 0.0, variance: Numbers | None = None) -> Numbers:
@@ -33,7 +33,7 @@ def linear_cosine(n: Numbers, d_key: Numbers) -> Numbers:
 def linear_share(n: Numbers, d_key: Numbers) -> Numbers:
     """The target's share of Σ|A|: 1/(1 + (n−1)√(2/(π d_k))), the other weights being |k·k'| ≈ |N(0, 1/d_k)|.
 
-    1 % from n ≈ d_k on; below, the mean of the share lies above the share of the mean.
+    Within 1 % of simulation from n ≈ d_k on, 2 % below.
     """
     return 1 / (1 + (np.asarray(n) - 1) * np.sqrt(2 / (np.pi * np.asarray(d_key))))
 
@@ -110,7 +110,7 @@ def top1(
     return np.einsum("...ijk,i,j,k->...", unseen * stored, u_weight, u_weight, z_weight / z_weight.sum())
 
 
-# 4: least squares.
+# Least squares.
 
 
 def least_squares_error(n: Numbers, d_key: Numbers) -> Numbers:
@@ -118,7 +118,7 @@ def least_squares_error(n: Numbers, d_key: Numbers) -> Numbers:
     return np.maximum(0.0, 1 - np.asarray(d_key) / np.asarray(n))
 
 
-# 5: the delta rule in one pass.
+# The delta rule in one pass.
 
 
 def delta_signal(age: Numbers, d_key: Numbers, beta: float = 1.0) -> Numbers:
@@ -172,7 +172,7 @@ def delta_lifetime(d_key: Numbers, d_value: Numbers, candidates: Numbers) -> Num
     return np.asarray(d_key) / 2 * np.log1p(np.asarray(d_value) / (2 * np.log(candidates)))
 
 
-# 7: correlated keys.
+# Correlated keys.
 
 RELU_COSINE = 1 / np.pi
 """Mean cosine between two ReLU'd Gaussian vectors: (E relu)²/E relu² = (1/2π)/(1/2)."""
@@ -183,7 +183,7 @@ def relu_cosine_variance(d_key: Numbers) -> Numbers:
     return (np.pi**2 - 4.5) / (np.pi**2 * np.asarray(d_key, float))
 
 
-# 8: fixed decay.
+# Fixed decay.
 
 
 def decay_signal(age: Numbers, gamma: float) -> Numbers:
@@ -229,7 +229,7 @@ def _sharing(n: Numbers, fade: Numbers) -> Numbers:
     return np.minimum(np.asarray(n, float) - 1, (1 + fade**2) / (1 - fade**2))
 
 
-# 9: softmax, and raw scores.
+# Softmax, and raw scores.
 
 
 def softmax_mass(n: Numbers, d_key: Numbers, sharpness: Numbers) -> Numbers:
@@ -255,7 +255,7 @@ def raw_share_softmax(n: Numbers, important: Numbers, other: Numbers) -> Numbers
     return 1 / (1 + (np.asarray(n) - 1) * np.exp(np.asarray(other) - important))
 
 
-# 10: dynamic access.
+# Dynamic access.
 
 
 def access_rank(n: Numbers, d_key: Numbers) -> Numbers:
@@ -268,7 +268,7 @@ def one_hot_residual(n: Numbers, d_key: Numbers) -> Numbers:
     return np.maximum(0.0, 1 - np.asarray(d_key) / np.asarray(n))
 
 
-# 11–12: what a budget covers.
+# What a budget covers.
 
 
 def static_recall(budget: Numbers, n: Numbers, candidates: Numbers = np.inf) -> Numbers:
@@ -287,13 +287,13 @@ def window_coverage(distance: Numbers, window: Numbers) -> Numbers:
 
 
 def window_reach(window: Numbers, short_conv: Numbers) -> Numbers:
-    """Distance below which one layer of sliding-window attention can still find a pair: w + c − 2 for c ≥ 2.
+    """Distance below which one layer of sliding-window attention can still find a pair: w + c − 2, or 0 for c < 2.
 
     Key at p, value at p + 1, both seen through a causal convolution of c places. A place s holds both where
     p + 1 ≤ s ≤ p + c − 1, so the latest lies c − 2 behind the value and stays in the window so much longer. A model
-    that reads at the value itself, as c = 2 forces, reaches w.
+    that reads at the value itself, as c = 2 forces, reaches w. Without a convolution no place holds both.
     """
-    return np.asarray(window) + np.asarray(short_conv) - 2
+    return np.where(np.asarray(short_conv) < 2, 0, np.asarray(window) + np.asarray(short_conv) - 2)
 
 
 def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
@@ -305,7 +305,7 @@ def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
     return (1 - (1 - share) ** bound) / (bound * share)
 
 
-# 13–14: information.
+# Information.
 
 
 def binary_entropy(p: Numbers) -> Numbers:
@@ -317,7 +317,7 @@ def binary_entropy(p: Numbers) -> Numbers:
 def bits_kept(n: Numbers, error: Numbers, candidates: Numbers) -> Numbers:
     """Bits a state must hold to answer n pairs at that error rate (Fano): n (log₂ V − H₂(e) − e log₂(V−1)).
 
-    Nought from chance (e = 1 − 1/V) on.
+    Zero where the error is that of a guess, 1 − 1/V, or worse.
     """
     v = np.asarray(candidates, float)
     error = np.minimum(np.asarray(error, float), 1 - 1 / v)

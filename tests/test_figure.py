@@ -72,9 +72,7 @@ def test_no_data_no_figure():
 
 
 def test_a_look_belongs_to_a_mechanism_whoever_else_is_shown():
-    known = names("mixer")
-    assert set(known) <= set(style.FIXED)
-    looks = [style.look(name) for name in style.FIXED]
+    looks = [style.look(name) for name in {*names("mixer"), *style.FIXED}]
     assert len(set(looks)) == len(looks)
     assert style.look("my_own") == style.look("my_own") != style.look("my_other")
     assert style.look("linear d_key=8") != style.look("linear d_key=16")

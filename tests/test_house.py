@@ -1,6 +1,8 @@
 """The house: imports go strictly down the floors, siblings do not know each other, conf mirrors the package."""
 
 import ast
+import dataclasses
+import importlib
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,13 @@ FLOOR = {
     "shapes": 0, "theory": 0, "say": 0,
     "task": 1, "mixer": 1, "results": 1,
     "model": 2, "oracle": 2,
-    "train": 3, "probe": 3, "claim": 3, "figure": 3,
+    "train": 3, "probe": 3, "figure": 3,
     "report": 4, "job": 4,
     "run": 5, "catalogue": 6, "__main__": 7, "__init__": 0,
 }  # fmt: skip
 SHARED = {"base", "matrix_memory", "cache", "feature_map", "style"}
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
-WITHOUT_TORCH = ("figure", "claim", "task", "results", "theory", "say", "report", "run", "catalogue", "__main__")
+WITHOUT_TORCH = ("figure", "task", "results", "theory", "say", "report", "run", "catalogue", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -82,3 +84,15 @@ def test_every_setting_of_a_mixer_is_named_in_its_yaml():
         text = (CONF / "mixer" / f"{name}.yaml").read_text()
         keys = [line for line in text.splitlines() if ":" in line and not line.startswith((" ", "-", "#", "defaults"))]
         assert any(line.startswith("_target_") for line in keys)
+
+
+@pytest.mark.parametrize("name", names("mixer"))
+def test_a_mixer_is_the_same_from_python_and_from_its_yaml(name):
+    """What a yaml says is what the class does when nothing is said."""
+    chosen = OmegaConf.to_container(config(f"mixer={name}").mixer)
+    module, _, kind = chosen["_target_"].rpartition(".")
+    made = getattr(importlib.import_module(module), kind)
+    if not dataclasses.is_dataclass(made):
+        return
+    defaults = {field.name: field.default for field in dataclasses.fields(made) if field.name != "d_model"}
+    assert {key: value for key, value in chosen.items() if not key.startswith("_")} == defaults

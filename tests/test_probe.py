@@ -249,6 +249,10 @@ def test_static_share():
     own = torch.zeros(1, 8, 8)
     own[0, 4:, :4] = torch.eye(4)
     assert float(static_share(own, queries)) == pytest.approx(0, abs=1e-12)
+    chance = torch.rand(400, 16, 16, generator=torch.Generator().manual_seed(0))
+    asked = torch.zeros(400, 16, dtype=torch.bool)
+    asked[:, 12:] = True
+    assert float(static_share(chance, asked).mean()) < 0.1  # a plain ratio of variances would give 1/4
     assert float(static_share(torch.ones(1, 8, 8), queries)) == 0
 
 

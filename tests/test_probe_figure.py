@@ -13,6 +13,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from recall_lab import results, theory
+from recall_lab.figure import capacity as capacity_figure
 from recall_lab.figure import style
 from recall_lab.model import Model
 from recall_lab.oracle import Oracle
@@ -67,6 +68,11 @@ def table():
     return made
 
 
+@pytest.fixture(scope="module")
+def capacity(table):
+    return drawn("capacity", table)["capacity"]
+
+
 def drawn(name, table):
     return dict(importlib.import_module(f"recall_lab.figure.{name}").draw(table))
 
@@ -99,8 +105,8 @@ def test_settings_of_the_oracle_name_a_series(table):
     assert set(table["series"]) == {"linear", "softmax", "mesa", "gated_linear"} | deltas
 
 
-def test_capacity_points_and_lines(table):
-    axes = drawn("capacity", table)["capacity"].axes
+def test_capacity_points_and_lines(table, capacity):
+    axes = capacity.axes
     assert [ax.get_title() for ax in axes[:2]] == ["d_key = 4", "d_key = 8"]
     points, law = lines(axes[1], style.look("linear")[0])
     expected = table[(table["series"] == "linear") & (table["d_key"] == 8) & (table["metric"] == "top1")]
@@ -116,8 +122,16 @@ def test_capacity_points_and_lines(table):
     assert len(lines(axes[1], style.look("softmax")[0])) == 1
 
 
-def test_capacity_laws_follow_the_gates(table):
-    axes = drawn("capacity", table)["capacity"].axes
+@pytest.mark.parametrize("setting", [{"keys": "relu"}, {"centered": True}, {"overwrites": 3}, {"gates.a": 0.5}])
+def test_no_law_is_drawn_where_it_does_not_hold(setting):
+    known = {"mixer": "rwkv7", "oracle.d_key": 8, "oracle.candidates": 64}
+    asked = {f"oracle.{name}": value for name, value in setting.items()}
+    assert capacity_figure._law(pd.Series(known), "top1") is not None
+    assert capacity_figure._law(pd.Series(known | asked), "top1") is None
+
+
+def test_capacity_laws_follow_the_gates(capacity):
+    axes = capacity.axes
     _, slow = lines(axes[3], style.look("delta_rule beta=0.1")[0])
     assert slow.get_ydata()[-1] == pytest.approx(theory.delta_mean_error(32, 8, 0.1))
     _, faded = lines(axes[3], style.look("gated_linear")[0])

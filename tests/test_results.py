@@ -42,6 +42,14 @@ def test_intervals_cover_the_truth():
     assert 0.89 < np.mean(hits) < 0.97
 
 
+def test_an_interval_of_few_values_is_their_range_and_called_so():
+    rng = np.random.default_rng(2)
+    for count in (2, 3, 4, 8):
+        values = rng.normal(size=count)
+        is_range = results.interval(values) == pytest.approx((values.min(), values.max()))
+        assert is_range == (results.interval_name([1, count]) == "range")
+
+
 def test_a_series_is_named_by_what_tells_it_apart():
     made = table(
         {"mixer": "linear", "heads": 1, "validation": 1, "test": 1},
@@ -64,6 +72,26 @@ def test_the_learning_rate_is_chosen_on_validation_alone():
     assert dict(chosen.groupby("mixer")["train.lr"].first()) == {"linear": 0.01, "softmax": 0.1}
     assert set(chosen["series"]) == {"linear", "softmax"}
     assert results.select(chosen).equals(chosen)
+
+
+def test_policies_on_the_same_weights_are_series_of_their_own():
+    """Rows asked later bear the name of the run whose weights they used, and go where its learning rate goes."""
+    made = table(
+        {"mixer": "softmax", "lr": 0.01, "validation": 0.5, "test": 0.5},
+        {"mixer": "softmax", "lr": 0.1, "validation": 0.6, "test": 0.6},
+        {"mixer": "window", "lr": 0.1, "validation": 0.4, "test": 0.4},
+    )
+    asked = made[(made["mixer"] == "softmax") & (made["split"] == "test")]
+    later = [asked.assign(mixer="window", trained_as="softmax", value=b / 64, **{"mixer.budget": b}) for b in (16, 32)]
+    made = pd.concat([made.assign(**{"mixer.budget": 64.0}), *later], ignore_index=True)
+    made["series"] = results.series(made)
+    test = results.select(made).query("split == 'test'")
+    assert test[["run", "series", "value"]].to_numpy().tolist() == [
+        ["r1", "softmax", 0.6],
+        ["r2", "window budget=64.0", 0.4],
+        ["r1", "window budget=16.0 trained_as=softmax", 0.25],
+        ["r1", "window budget=32.0 trained_as=softmax", 0.5],
+    ]
 
 
 def test_a_summary_is_the_mean_over_runs():

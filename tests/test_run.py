@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import CONF, names
 
-from recall_lab import results, run
+from recall_lab import report, results, run
 
 TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_every=3", "train.tokens=256",
         "train.validation_sequences=8", "test.tokens=256", "test.sequences=4", "task.length=16", "task.pairs=2",
@@ -75,6 +75,15 @@ def test_a_run_leaves_a_whole_folder(capsys):
     assert "outputs/one/report.html" in said
 
 
+def test_a_report_made_again_is_the_same_report():
+    assert recall(*TINY, "report=true") == 0
+    made = [Path("outputs/main/report.html"), *sorted(Path("outputs/main/figure").iterdir())]
+    before = [path.read_bytes() for path in made]
+    report.make(Path("outputs/main"))
+    assert [path.read_bytes() for path in made] == before
+    assert {path.suffix for path in made} == {".html", ".png", ".svg"}
+
+
 def test_a_finished_run_is_found_again(capsys):
     assert recall(*TINY) == 0
     (folder,) = folders("main")
@@ -82,6 +91,13 @@ def test_a_finished_run_is_found_again(capsys):
     assert recall(*TINY) == 0
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert "found" in capsys.readouterr().out
+
+
+def test_a_report_is_asked_of_the_command_whoever_made_the_runs():
+    assert recall(*TINY) == 0
+    assert not Path("outputs/main/report.html").exists()
+    assert recall(*TINY, "report=true") == 0
+    assert Path("outputs/main/report.html").exists()
 
 
 def test_where_results_lie_is_no_part_of_what_they_are():
@@ -319,8 +335,9 @@ def test_cfg_job_prints_and_runs_nothing():
 def test_list_is_read_from_the_code():
     done = shell("list")
     for group in ("task", "mixer", "experiment"):
-        for path in (CONF / group).glob("*.yaml"):
-            lines = re.findall(rf"^  {path.stem} +(\S.*)$", done.stdout, re.M)
+        for path in (CONF / group).rglob("*.yaml"):
+            option = path.relative_to(CONF / group).with_suffix("")
+            lines = re.findall(rf"^  {option} +(\S.*)$", done.stdout, re.M)
             assert lines, path
             assert all(len(line) > 20 for line in lines)
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout

@@ -15,6 +15,10 @@ SUMS = ("linear", "gated_linear", "gla", "mamba2", "log_linear")
 DELTAS = ("delta_rule", "gated_delta", "kda", "rwkv7")
 BUDGETS = ("window", "sink_window", "heavy_hitter", "merging")
 
+ASSUMED = {"keys": "random", "centered": False, "passes": 1, "overwrites": 0}
+ASSUMED |= {"gates.write": 1, "gates.a": 1, "gates.level": 1, "gates.skip": 0}
+"""Settings of the oracle at which the laws hold; decay and β are theirs to vary."""
+
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Top-1 and error of keyed read-outs by the oracle over n/d_key, a column of panels a width; lines: theory."""
@@ -25,8 +29,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     widths = sorted(rows["oracle.d_key"].unique())
     with style.style():
-        made, axes = style.figure(3.1 * len(widths) + 1.6, 6.4, nrows=2, ncols=len(widths), squeeze=False, sharex=True)
         shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
+        made, axes = style.figure(
+            3.1 * len(widths) + 1.6, style.beside(6.4, shown), nrows=2, ncols=len(widths), squeeze=False, sharex=True
+        )
         for column, width in enumerate(widths):
             part = rows[rows["oracle.d_key"] == width]
             for row, metric in enumerate(("top1", "error")):
@@ -79,10 +85,9 @@ def _law(run: pd.Series, metric: str):
     """The closed form n → metric for a run's mechanism and gates, averaged over ages; None where there is none."""
     mixer, d, values = run["mixer"], int(run["oracle.d_key"]), int(run["oracle.candidates"])
     d_value = int(_or(run, "oracle.d_value", d))
-    random = _or(run, "oracle.keys", "random") == "random" and _or(run, "oracle.passes", 1) == 1
-    decay = float(np.exp(_or(run, "oracle.gates.log_decay", 0.0)))
-    if not random or _or(run, "oracle.gates.write", 1) != 1:
+    if any(_or(run, f"oracle.{name}", value) != value for name, value in ASSUMED.items()):
         return None
+    decay = float(np.exp(_or(run, "oracle.gates.log_decay", 0.0)))
     if mixer in SUMS and decay == 1:
         return {
             "top1": lambda n: theory.top1(1.0, (n - 1) / d, n - 1, d, d_value, values),

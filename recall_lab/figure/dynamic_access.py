@@ -26,8 +26,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     widths = sorted(rows["d_key"].dropna().unique())
     with style.style():
-        made, axes = style.figure(9.0, 3.3 * len(widths) + 0.5, nrows=len(widths), ncols=2, squeeze=False, sharex=True)
         shown = style.alike(rows, ["metric", "d_key", "tokens"])
+        made, axes = style.figure(
+            9.0, style.beside(3.3 * len(widths) + 0.5, shown), nrows=len(widths), ncols=2, squeeze=False, sharex=True
+        )
         size = style.nested(list(shown))
         for width, pair in zip(widths, axes, strict=True):
             part = rows[rows["d_key"] == width]

@@ -21,8 +21,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     widths = sorted(rows["oracle.d_key"].unique())
     with style.style():
-        made, axes = style.figure(3.4 * len(widths) + 1.4, 3.9, ncols=len(widths), squeeze=False, sharey=True)
         shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
+        made, axes = style.figure(
+            3.4 * len(widths) + 1.4, style.beside(3.9, shown), ncols=len(widths), squeeze=False, sharey=True
+        )
         for ax, width in zip(axes[0], widths, strict=True):
             part = rows[rows["oracle.d_key"] == width]
             top1, error = (average(part[part["metric"] == metric], ["series", "pairs"]) for metric in ("top1", "error"))

@@ -22,8 +22,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         part = part[part["place"] == part["place"].max()]
         layers = sorted(part["layer"].unique())
         with style.style():
-            made, axes = style.figure(11.5, 3.4 * len(layers) + 0.6, nrows=len(layers), ncols=2, squeeze=False)
-            shown = style.ordered(part["series"])
+            shown = style.alike(part, ["metric", "layer", "age"])
+            made, axes = style.figure(
+                11.5, style.beside(3.4 * len(layers) + 0.6, shown), nrows=len(layers), ncols=2, squeeze=False
+            )
             for layer, pair in zip(layers, axes, strict=True):
                 for ax, metric in zip(pair, ("top1_by_age", "cosine_by_age"), strict=True):
                     here = part[(part["metric"] == metric) & (part["layer"] == layer)]
@@ -50,13 +52,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
-                    ax.set_xlabel("age of the pair in tokens")
+                    ax.set_xlabel("tokens since the pair, its own counted")
                     label = {"top1_by_age": "top-1 of the read-out", "cosine_by_age": "cosine of read-out and value"}[
                         metric
                     ]
                     ax.set_ylabel(label + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
-            pairs = table.loc[part.index.intersection(table.index), "pairs"].max()
-            made.suptitle(f"{task}: retention by age, {pairs:.0f} pairs" + f", d_key = {width:.0f}")
+            pairs = part["pairs"].max()
+            made.suptitle(f"{task}: retention by age, {pairs:.0f} pairs, d_key = {width:.0f}")
             style.legend(made, shown, "triangles: half-life")
         yield f"retention_{task}_d{width:.0f}", made
 

@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(name, figure) for each task of the table: accuracy per scored token over n, a line a series.
 
     A setting of the task that is a word and takes several values (`group`, `haystack`) gets a panel for each.
-    Band: 95 % bootstrap interval over runs. The legend gives the state carried at the longest length, in elements.
+    Band: interval over runs. The legend gives the state carried at the longest length, in elements.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
@@ -36,7 +36,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             columns = max(1, int(made.get_figwidth() / (0.6 + 0.07 * max(map(len, entries)))))
             made.set_figheight(made.get_figheight() + 0.18 * (len(entries) // columns))
             made.legend(
-                entries.values(), entries.keys(), title=f"state in numbers; {style.seeds(runs)}, band 95 %",
+                entries.values(), entries.keys(), title=f"state in numbers; {style.seeds(runs, 'band')}",
                 loc="outside lower center", ncols=columns, frameon=False, fontsize="small", title_fontsize="small",
             )  # fmt: skip
         yield f"retrieval_{task}", made

@@ -10,16 +10,19 @@ from recall_lab.results import average
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Share of subsets selected over their size, a panel a key width."""
+    """Share of subsets selected over their size, a panel a key width, of the most tokens there are."""
     if "subset" not in table:
         return
     rows = table[(table["metric"] == "selectable") & table["subset"].notna()]
     if rows.empty:
         return
+    rows = rows[rows["tokens"] == rows.groupby("d_key")["tokens"].transform("max")]
     widths = sorted(rows["d_key"].dropna().unique())
     with style.style():
-        made, axes = style.figure(3.2 * len(widths) + 1.5, 3.5, ncols=len(widths), squeeze=False, sharey=True)
         shown = style.alike(rows, ["d_key", "subset"])
+        made, axes = style.figure(
+            3.2 * len(widths) + 1.5, style.beside(3.5, shown), ncols=len(widths), squeeze=False, sharey=True
+        )
         size = style.nested(list(shown))
         for ax, width in zip(axes[0], widths, strict=True):
             points = average(rows[rows["d_key"] == width], ["series", "subset"])

@@ -11,7 +11,7 @@ from recall_lab.results import summarise
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """(name, figure) where several numbers of data tokens were tested: above over the length, one panel for each
-    number of data; below over the data, one panel for each length. Bands: 95 % bootstrap interval over runs."""
+    number of data; below over the data, one panel for each length. Bands: interval over runs."""
     table = table[table["task"] == "selective_copying"]
     if "task.data" not in table or table["task.data"].nunique() < 2:
         return
@@ -38,7 +38,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             row[0].set_ylabel("accuracy per scored token")
         made.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False,
-            fontsize="small", title=f"{style.seeds(points['runs'])}, band 95 %; shaded: trained on",
+            fontsize="small", title=f"{style.seeds(points['runs'], 'band')}; shaded: trained on",
             title_fontsize="small",
         )  # fmt: skip
     yield "selective_copying", made

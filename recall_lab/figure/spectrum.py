@@ -19,8 +19,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         part = part[part["d_key"] == part["d_key"].max()]
         layers = sorted(part["layer"].unique())
         with style.style():
-            made, axes = style.figure(8.6, 3.3 * len(layers) + 0.6, nrows=len(layers), ncols=2, squeeze=False)
-            shown = style.ordered(part["series"])
+            shown = style.alike(part[part["metric"] == "effective_rank"], ["layer", "place"])
+            made, axes = style.figure(
+                8.6, style.beside(3.3 * len(layers) + 0.6, shown), nrows=len(layers), ncols=2, squeeze=False
+            )
             for layer, (left, right) in zip(layers, axes, strict=True):
                 here = part[part["layer"] == layer]
                 last = here[(here["metric"] == "singular_value") & (here["place"] == here["place"].max())]

@@ -3,7 +3,7 @@
 import colorsys
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import matplotlib as mpl
@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from recall_lab.results import interval_name
 
 FIXED = {
     "softmax": ("#111111", "o"),
@@ -74,8 +76,8 @@ def ordered(series: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def style():
-    """The look of every figure; and no figure made in here is left to pyplot's memory."""
+def style() -> Iterator[None]:
+    """The look of every figure while it is drawn, and while it is saved: the same figure then gives the same svg."""
     with (
         sns.axes_style("ticks"),
         sns.plotting_context("notebook", font_scale=0.9),
@@ -147,8 +149,8 @@ def heatmap(ax: Axes, grid: pd.DataFrame) -> AxesImage:
 
 
 def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
-    """Series of which one line may stand for several: the first of those that have the same value at every point of
-    `by`, in a legend's order, each with a label that names them all."""
+    """Groups of series that coincide, their values equal at every point of `by`: the first of each group, in a legend's
+    order, with a label that names them all. One line then stands for the group."""
     values = rows.pivot_table(index="series", columns=by, values="value")
     groups: dict[str, list[str]] = {}
     for name in ordered(rows["series"]):
@@ -166,6 +168,12 @@ def nested(series: list[str]) -> dict[str, float]:
     return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
 
 
+def beside(height: float | int, series: list[str] | dict[str, str]) -> float:
+    """The height of a figure, or more where the legend at its right needs it."""
+    labels = series.values() if isinstance(series, dict) else series
+    return max(float(height), 0.9 + 0.2 * sum(label.count("\n") + 1 for label in labels))
+
+
 def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **where: str | int) -> None:
     """One legend for all panels: each series with its colour and marker, under its name or the label given with it; at
     the right unless `where` says otherwise."""
@@ -176,10 +184,11 @@ def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **
     )  # fmt: skip
 
 
-def seeds(runs: Iterable[float | int]) -> str:
-    """How many runs stand behind each point, in words."""
+def seeds(runs: Iterable[float | int], interval: str = "") -> str:
+    """How many runs stand behind each point, in words, and what the interval over them is, drawn as that."""
     least, most = min(runs), max(runs)
-    return f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
+    words = f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
+    return f"{words}, {interval} {interval_name(runs)}" if interval else words
 
 
 def shades(count: int) -> list[tuple[float, float, float]]:

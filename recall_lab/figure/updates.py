@@ -20,7 +20,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     number of pairs; and, where the probe retrieval was asked by them, over how often the asked key itself was bound
     again and over the age of its latest value, all cells together.
 
-    Band: 95 % bootstrap interval over runs. Dashed: the law of a memory that only adds, 1/(m+1) for a key that was
+    Band: interval over runs. Dashed: the law of a memory that only adds, 1/(m+1) for a key that was
     bound m times again, and its mean over m (theory.superposed_recall).
     """
     table = table[(table["task"] == "updates") & table["task.length"].notna()]
@@ -63,7 +63,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         )
         made.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False,
-            fontsize="small", title=f"{style.seeds(points['runs'])}, band 95 %; dashed: a memory that only adds",
+            fontsize="small", title=f"{style.seeds(points['runs'], 'band')}; dashed: a memory that only adds",
             title_fontsize="small",
         )  # fmt: skip
     yield "updates", made

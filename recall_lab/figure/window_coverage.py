@@ -22,7 +22,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
     The law: an answer is covered, or guessed among V/2 values. Pairs can be read at the value's place or, through a
     short convolution of c, up to c − 2 places later, so that a trained window lies between the law at w and the law
-    at w + c − 2: the band. Intervals: 95 % bootstrap over runs.
+    at w + c − 2: the band. Bars: interval over runs.
     """
     if "mixer.budget" not in table:
         return
@@ -61,7 +61,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_ylabel("accuracy per scored token")
         made.legend(
             *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False,
-            title=f"lines: the law at w; bands: up to w + c − 2; points: {style.seeds(points['runs'])}, bars 95 %",
+            title=f"lines: the law at w; bands: up to w + c − 2; points: {style.seeds(points['runs'], 'bars')}",
             fontsize="small", title_fontsize="small",
         )  # fmt: skip
     yield "window_coverage", made

@@ -69,7 +69,7 @@ class Mixer(nn.Module, ABC):
         self.v_proj = nn.Linear(self.d_model, values, bias=False)
         self.o_proj = nn.Linear(values, self.d_model, bias=False)
         self.conv = ShortConv(2 * keys + values, self.short_conv) if self.short_conv else None
-        self.temperature = nn.Parameter(torch.full((self.heads,), float(self.d_key))) if self.qk_norm else None
+        self.q_length = nn.Parameter(torch.full((self.heads,), float(self.d_key))) if self.qk_norm else None
         self.norm = nn.RMSNorm(self.d_value, eps=1e-5) if self.output_norm else None
         self.g_proj = nn.Linear(self.d_model, values, bias=False) if self.output_gate else None
 
@@ -131,7 +131,7 @@ class Mixer(nn.Module, ABC):
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
         if self.qk_norm:
-            q, k = self.temperature[:, None, None] * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+            q, k = self.q_length[:, None, None] * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         return q, k, v, self.gates(x), carried
 
     def emit(self, o: Value, x: Hidden) -> Hidden:

@@ -26,7 +26,9 @@ class Based(Mixer):
     Source: Arora et al., arXiv 2402.18668.
     """
 
-    window: int = 0
+    d_key: int | None = 16
+    """Small, since the features grow with its square."""
+    window: int = 16
     """Tokens weighed exactly, the present one among them; 0: none."""
 
     chunk: ClassVar[int] = 64

@@ -18,6 +18,8 @@ class DeltaRule(MatrixMemory):
     Source: Schlag et al., arXiv 2102.11174; parallel form Yang et al., arXiv 2406.06484.
     """
 
+    qk_norm: bool = True
+
     allow_neg_eigval: bool = False
     """β in (0, 2) instead of (0, 1): I − β k kᵀ may reflect as well as erase (Grazzi et al., arXiv 2411.12537)."""
 

@@ -19,6 +19,9 @@ class GatedDelta(MatrixMemory):
     Source: Yang et al., arXiv 2412.06464.
     """
 
+    qk_norm: bool = True
+    conv_activation: bool = True
+
     allow_neg_eigval: bool = False
     """β in (0, 2) instead of (0, 1): I − β k kᵀ may reflect as well as erase (Grazzi et al., arXiv 2411.12537)."""
 

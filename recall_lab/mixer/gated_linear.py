@@ -1,4 +1,4 @@
-"""Linear attention with a scalar decay and a write gate: the argument's own formula."""
+"""Linear attention with a scalar decay and a write gate."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class GatedLinear(MatrixMemory):
 
     S_t = γ_t S_{t−1} + σ_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √d;  A_ts = σ_s Π_{r=s+1..t} γ_r q_t·k_s / √d;  state: S.
     γ and σ are learned a token and head, or set by a number (1: off), or, γ alone, "retention": γ_h = 1 − 2^(−5−h).
-    Source: the formula of the claims; RetNet, Sun et al., arXiv 2307.08621 (fixed γ); Mamba-2, arXiv 2405.21060.
+    Source: RetNet, Sun et al., arXiv 2307.08621 (fixed γ); Mamba-2, Dao and Gu, arXiv 2405.21060 (γ and σ tied).
     """
 
     decay: str | int | float = "learned"

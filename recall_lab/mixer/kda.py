@@ -19,6 +19,9 @@ class KDA(MatrixMemory):
     Source: Kimi Team, arXiv 2510.26692.
     """
 
+    qk_norm: bool = True
+    conv_activation: bool = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.decay = Decay(self.d_model, self.heads, self.d_key)

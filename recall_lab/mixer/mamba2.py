@@ -20,6 +20,8 @@ class Mamba2(MatrixMemory):
     Source: Dao and Gu, arXiv 2405.21060.
     """
 
+    conv_activation: bool = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.decay = Decay(self.d_model, self.heads)

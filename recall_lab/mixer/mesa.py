@@ -25,11 +25,17 @@ class Mesa(Mixer):
     Source: von Oswald et al., arXiv 2506.05233.
     """
 
+    qk_norm: bool = True
+    conv_activation: bool = True
+
     chunk: ClassVar[int] = 32
     """Places whose H is held at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.q_length is not None:
+            # Nothing divides by √d_key here.
+            nn.init.constant_(self.q_length, self.d_key**0.5)
         self.decay = Decay(self.d_model, self.heads)
         self.b_proj = nn.Linear(self.d_model, self.heads, bias=False)
         self.ridge = nn.Parameter(torch.full((self.heads, self.d_key), math.log(math.expm1(0.75))))

@@ -82,14 +82,17 @@ def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def share_row(metric: str, hits: Tensor | np.ndarray, **where: float | int | str) -> Row:
-    """One row for a share of hits (booleans), with its Wilson interval and their number."""
+    """One row for a share of hits (booleans), with its Wilson interval and their number.
+
+    The hits are taken as independent. Those of one sequence are not quite: between mechanisms, trust runs.
+    """
     right, total = int(hits.sum()), int(np.prod(hits.shape))
     low, high = wilson(right, total)
     return {"metric": metric, "value": right / total, "low": low, "high": high, "count": total, **where}
 
 
 def mean_row(metric: str, values: Tensor | np.ndarray, **where: float | int | str) -> Row:
-    """One row for a mean, ± 1.96 standard errors."""
+    """One row for a mean, ± 1.96 standard errors, the values taken as independent (see share_row)."""
     values = _numbers(values)
     error = 1.96 * values.std(ddof=1) / values.size**0.5 if values.size > 1 else 0.0
     mean = float(values.mean())

@@ -86,8 +86,8 @@ def spread(
 def static_share(attention: Float[Tensor, "b t s"], queries: Tensor) -> Float[Tensor, "b"]:
     """Var_i(E_q A_qi)/Var(A) over queries of the second half and tokens of the first, which all of them see.
 
-    0: every query weighs tokens of its own; 1: all queries weigh them alike. One number a sequence; nought where all
-    weights are equal.
+    0: every query weighs tokens of its own; 1: all queries weigh them alike. The variance that a mean over so few
+    queries has by chance is taken off. One number a sequence; zero where all weights are equal, or one query asks.
     """
     half = attention.shape[-1] // 2
     weight = exact(attention[:, half:, :half])
@@ -97,7 +97,10 @@ def static_share(attention: Float[Tensor, "b t s"], queries: Tensor) -> Float[Te
     grand = mean.mean(1, keepdim=True) if half else mean.sum(1, keepdim=True)
     total = ((weight - grand[:, None]).square() * chosen).sum((1, 2)) / (count * max(half, 1))
     between = (mean - grand).square().sum(1) / max(half, 1)
-    return torch.where(total > 0, between / total.clamp(min=1e-300), 0.0)
+    within = (total - between) * count / (count - 1).clamp(min=1)
+    between = (between - within / count).clamp(min=0)
+    found = between / (between + within).clamp(min=1e-300)
+    return torch.where((total > 0) & (count > 1), found, 0.0)
 
 
 def influence(trace: Trace, chunk: int = 1 << 26) -> Attention:

@@ -126,8 +126,8 @@ def require(condition: bool, message: str) -> None:
 
 
 def whole(task: Task, **least: int) -> None:
-    """Raises ValueError unless each named field is a whole number of at least so much, or None where that is its
-    default."""
+    """Raises ValueError unless each named field is a whole number no smaller than given; None passes where it is the
+    field's default."""
     for f in fields(task):
         value, limit = getattr(task, f.name), least.get(f.name)
         if limit is None or (value is None and f.default is None):
