@@ -133,11 +133,11 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
 @pytest.mark.parametrize(
     ("name", "overrides", "figure"),
     [
-        ("needle", ["mixer=linear", "test.cells.length=[128]", "test.cells.depth=[0,1]", "seed=0"], "needle"),
         ("window_coverage", ["mixer.budget=4,8", "mixer.short_conv=2", "seed=0"], "window_coverage"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                ("needle", ["mixer=linear", "test.cells.length=[128]", "test.cells.depth=[0,1]", "seed=0"], "needle"),
                 ("recall_phase_diagram", ["mixer=linear", "mixer.d_key=2,4", "seed=0"], "recall_phase_diagram"),
                 ("updates", ["mixer=linear", "seed=0,1"], "updates"),
                 ("selective_copying", ["mixer=linear,delta_rule", "seed=0"], "selective_copying"),
