@@ -36,6 +36,7 @@ def main() -> None:
     probe = verbs.add_parser("probe", help="put probes, or another policy, to the models of finished runs")
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
+    probe.add_argument("--config-dir", help="a folder with configuration of your own")
     listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, a line each")
     listing.add_argument("group", nargs="?", help="one of them, with more of each")
     chosen = parser.parse_args(arguments)
@@ -50,7 +51,7 @@ def main() -> None:
 
             print(making.make(Path(chosen.folder)))
         elif chosen.verb == "probe":
-            sys.exit(run.probe(chosen.folder, chosen.overrides))
+            sys.exit(run.probe(chosen.folder, chosen.overrides, chosen.config_dir))
         else:
             from recall_lab import catalogue
 

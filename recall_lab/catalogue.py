@@ -42,15 +42,14 @@ def listing(group: str | None = None) -> str:
 def facts(mixer: str) -> list[str]:
     """A mechanism's family (what it is built on) and the size of its state, counted by stepping."""
     config = compose([f"mixer={mixer}"])
-    model = hydra.utils.instantiate(
-        config.model, vocab=2, layers=1, mixer=hydra.utils.instantiate(config.mixer), _convert_="all"
-    )
-    kind = type(model.blocks[0].mixer)
-    if kind.__module__.rpartition(".")[2] != mixer:
+    make = hydra.utils.instantiate(config.mixer, _convert_="all")
+    if isinstance(make, list):
         return []
+    made = make(d_model=config.model.d_model)
+    kind = type(made)
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
     family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
-    elements, _ = model.state_size(512)
+    elements, _ = made.state_size(512)
     return [f"Family: {family}. Carries {elements:,} numbers a layer at n=512 and d_model={config.model.d_model}."]
 
 

@@ -43,7 +43,16 @@ def identity(config: Config) -> str:
     Left out are where results are put, whether they are reported, and `size`, whose numbers are settings already.
     """
     content = {key: value for key, value in config.items() if key not in ("name", "root", "size", "report")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(_plain(content), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _plain(x: Any) -> Any:
+    """The same values with 1.0 written as 1."""
+    if isinstance(x, dict):
+        return {key: _plain(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_plain(value) for value in x]
+    return int(x) if isinstance(x, float) and x.is_integer() else x
 
 
 def execute(config: Config, alone: bool = True) -> float:
@@ -61,10 +70,11 @@ def execute(config: Config, alone: bool = True) -> float:
     try:
         with FileLock(folder / ".lock", blocking=False):
             before = results.status(folder)
-            if before.get("state") == "finished":
-                say(f"found     {title}")
+            if before["state"] == "finished":
+                other = "" if before["git"] == revision() else f", made at another revision ({before['git']})"
+                say(f"found     {title}{other}")
                 return before["loss"]
-            if before.get("state") == "failed":
+            if before["state"] == "failed":
                 (folder / "checkpoint.pt").unlink(missing_ok=True)
             return _work(config, folder, title, alone)
     except Timeout:
@@ -85,6 +95,9 @@ def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
     note("running", device="")
     with logging_to(folder / "run.log"):
         try:
+            for name in ("seed", "data_seed"):
+                if not isinstance(config[name], int) or config[name] < 0:
+                    raise ValueError(f"{name}={config[name]}: a whole number of at least 0")
             device = prepare(config["device"], config["threads"])
             facts["device"] = str(device)
             with progress(title, config["train"]["steps"], alone) as advance:
@@ -184,7 +197,7 @@ def probe(run: Path, config: Config, mixer: str) -> int:
     seed, rows = config["data_seed"], []
     kept = {int(path.stem): path for path in sorted((run / "weights").glob("*.pt"))}
     for step, path in [*({} if swapped else kept).items(), (None, run / "checkpoint.pt")]:
-        saved = torch.load(path, map_location=device, weights_only=True)
+        saved = train.load(path, device)
         try:
             model.load_state_dict(saved if step is not None else saved["model"])
         except RuntimeError as error:

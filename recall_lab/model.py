@@ -56,11 +56,16 @@ class Model(nn.Module):
         width: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (("d_model", d_model, 1), ("layers", layers, 1), ("mlp", mlp, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value}: at least {least}")
+        for name, value, kind in (("d_model", d_model, int), ("layers", layers, int), ("mlp", mlp, int | float)):
+            least = 0 if name == "mlp" else 1
+            if not isinstance(value, kind) or isinstance(value, bool) or value < least:
+                raise ValueError(
+                    f"model.{name}={value}: {'a whole' if kind is int else 'a'} number of at least {least}"
+                )
         self.embed = nn.Linear(width, d_model, bias=False) if width else nn.Embedding(vocab, d_model)
         makers = mixer if isinstance(mixer, list) else [mixer]
+        if len(makers) > layers:
+            raise ValueError(f"model.layers={layers}: at least one layer for each of the {len(makers)} mixers in turn")
         self.blocks = nn.ModuleList(
             Block(makers[layer % len(makers)](d_model=d_model), d_model, mlp) for layer in range(layers)
         )

@@ -107,9 +107,11 @@ def _missing(folder: Path) -> list[str]:
     for run in results.runs(folder):
         status = results.status(run)
         if status["state"] != "finished":
-            config = results.read_config(run)
-            what = f"{config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']}"
-            lines.append(f"{run.name} ({what}) is {status['state']}{': ' + e if (e := status.get('error')) else ''}")
+            what = ""
+            if (run / "config.yaml").exists():
+                config = results.read_config(run)
+                what = f" ({config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']})"
+            lines.append(f"{run.name}{what} is {status['state']}{': ' + e if (e := status.get('error')) else ''}")
     return lines
 
 

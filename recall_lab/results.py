@@ -62,7 +62,10 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path, default: Any = None) -> Any:
     """The file's content, or `default` where there is no such file."""
-    return json.loads(path.read_text()) if path.exists() else default
+    try:
+        return json.loads(path.read_text()) if path.exists() else default
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); without it the run is done again") from error
 
 
 def claim(folder: Path) -> None:
@@ -89,7 +92,10 @@ def runs(folder: Path) -> list[Path]:
 
 
 def status(run: Path) -> dict[str, Any]:
-    return read_json(run / "status.json", {})
+    """state (running, finished, failed, interrupted; lost where a finished run's files are gone), times, versions."""
+    found = {"state": "lost", "started": "", "sweep": ""} | read_json(run / "status.json", {})
+    whole = all((run / name).exists() for name in ("config.yaml", "rows.json"))
+    return found | {"state": "lost"} if found["state"] == "finished" and not whole else found
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -107,9 +113,20 @@ def collect(folder: Path) -> pd.DataFrame:
         states = Counter(status(run)["state"] for run in runs(folder))
         there = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs at all"
         raise ForeignFolder(f"{folder} has no finished run yet: {there}")
-    table = pd.DataFrame(rows)
+    table = mixtures(pd.DataFrame(rows))
     table["series"] = series(table)
     return table
+
+
+def mixtures(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with columns `trained.X`: the largest number that a run trained on had of the task's parameter X.
+
+    They tell runs trained on other mixtures, or on the same task with another vocabulary, from each other's seeds.
+    """
+    validation = table[table["split"] == "validation"]
+    numbers = [c for c in table if c.startswith("task.") and pd.api.types.is_numeric_dtype(table[c])]
+    largest = validation.groupby("run")[numbers].max()
+    return table.join(largest.rename(columns=lambda c: c.replace("task.", "trained.", 1)), on="run")
 
 
 def run_rows(run: Path) -> list[Row]:
@@ -147,7 +164,8 @@ def varying(table: pd.DataFrame) -> list[str]:
     settings = [
         name
         for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "trained_as", *ORACLE)) and not name.startswith("train.cells")
+        if name.startswith(("mixer.", "model.", "train.", "trained.", "trained_as", *ORACLE))
+        and not name.startswith("train.cells")
     ]
     # Not one row a run: policies put on a run's weights later are series of their own under its name.
     groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
@@ -161,7 +179,8 @@ def series(table: pd.DataFrame) -> pd.Series:
     for name in settings:
         several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
         told = several & table[name].notna()
-        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + table[name].astype(str))
+        value = table[name].map(lambda x: f"{x:g}" if isinstance(x, float) else str(x))
+        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + value)
     return label
 
 
@@ -177,7 +196,10 @@ def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataF
     if not over:
         return table
     others = ["mixer", "task", *(name for name in settings if name not in over)]
-    score = validation.groupby([*others, *over], dropna=False)["value"].mean().reset_index()
+    score = validation.groupby([*others, *over], dropna=False).agg(value=("value", "mean"), runs=("run", "nunique"))
+    score = score.reset_index()
+    # A setting that failed with some seeds must not win by those it survived.
+    score = score[score["runs"] == score.groupby(others, dropna=False)["runs"].transform("max")]
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
     lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
     kept = table[~table["run"].isin(lost)]

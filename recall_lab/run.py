@@ -78,11 +78,13 @@ def plain(config: DictConfig, choices: Any = None) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """`recall-lab run …`: the exit status, 0 only if every run of this command is finished."""
+    """`recall-lab run …`: the exit status, 0 only if no run of this command failed or died."""
     sweep = os.environ[results.SWEEP] = secrets.token_hex(8)
     traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors come here instead of being printed by Hydra
-    sys.argv = ["recall-lab run", *arguments]
+    # argparse, within Hydra, takes no option between overrides.
+    options = [word for word in arguments if word in ("-m", "--multirun")]
+    sys.argv = ["recall-lab run", *options, *(word for word in arguments if word not in options)]
     code = 0
     try:
         app()
@@ -98,10 +100,15 @@ def main(arguments: list[str]) -> int:
         if traceback_wanted:
             raise
         code = complain(error)
-    return code if code or Claim.folder is None else finish(Claim.folder, Claim.report, sweep)
+    if code or Claim.folder is None:
+        return code
+    try:
+        return finish(Claim.folder, Claim.report, sweep)
+    except ERRORS as error:
+        return complain(error)
 
 
-def probe(folder: str, overrides: list[str]) -> int:
+def probe(folder: str, overrides: list[str], config_dir: str | None = None) -> int:
     """`recall-lab probe FOLDER probe=… mixer=… test.…`: the exit status.
 
     What the overrides name replaces the run's own; a new mixer takes over what the run's set for all mixers.
@@ -130,7 +137,7 @@ def probe(folder: str, overrides: list[str]) -> int:
                 own = {f"mixer.{key}": value for key, value in trained["mixer"].items() if not key.startswith("_")}
                 picked.append(f"mixer={mixer}")
             picked += [f"{key}={_word(value)}" for key, value in own.items() if key not in given]
-        composed = OmegaConf.to_container(compose(picked), resolve=True)
+        composed = OmegaConf.to_container(compose(picked, config_dir), resolve=True)
         asked = {key: composed[key] for key in named - {"test"}}
         if "test" in named:
             keys = {o.lstrip("+").partition("=")[0].partition(".")[2].partition(".")[0] for o in overrides}

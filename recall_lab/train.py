@@ -3,6 +3,7 @@ mixer, the same again after a restart, and never the same in two splits."""
 
 import hashlib
 import math
+import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -55,8 +56,12 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"train.{name}={value}: a whole number of at least 1")
+        for name, least in (("weight_decay", 0), ("solved", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or value < least):
+                raise ValueError(f"train.{name}={value}: a number of at least {least}")
         for name in ("lr", "clip"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
@@ -84,7 +89,7 @@ class Testing:
     def __post_init__(self) -> None:
         for name in ("tokens", "sequences", "probe_sequences"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"test.{name}={value}: a whole number of at least 1")
 
     def sequences_of(self, task: Task) -> int:
@@ -102,14 +107,22 @@ def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Gene
     return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
 
 
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """What a checkpoint holds, plain values and tensors alone. Raises ValueError where the file is damaged."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged; without it the run begins again") from error
+
+
 def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
     """The mixture trained on: the given cells, or the task at its size and at 1/2, 1/4 and 1/8 of it."""
-    return _checked(task, cells) if cells else list(task.scaled((1 / 8, 1 / 4, 1 / 2, 1)))
+    return list(task.scaled((1 / 8, 1 / 4, 1 / 2, 1))) if cells is None else _checked(task, cells)
 
 
 def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
     """The grid tested on: the given cells, or those trained on and the task at 2 and 4 times its size."""
-    return _checked(task, cells) if cells else trained + list(task.scaled((2, 4)))
+    return trained + list(task.scaled((2, 4))) if cells is None else _checked(task, cells)
 
 
 def _checked(task: Task, cells: Grid) -> list[Cell]:
@@ -119,7 +132,11 @@ def _checked(task: Task, cells: Grid) -> list[Cell]:
             if not isinstance(values, list) or not values:
                 raise ValueError(f"cells: {name}={values!r}: a list of values, of which every combination is a cell")
         cells = [dict(zip(cells, values, strict=True)) for values in product(*cells.values())]
-    for cell in cells:
+    if not isinstance(cells, list) or not cells:
+        raise ValueError(f"cells={cells!r}: at least one cell, or null for those that follow from the task")
+    for number, cell in enumerate(cells):
+        if not isinstance(cell, dict) or cell in cells[:number]:
+            raise ValueError(f"cell {cell!r}: parameters by name, {{length: 64, …}}, and each cell once")
         try:
             task.at(**cell)
         except ValueError as error:
@@ -154,14 +171,12 @@ def train(
     Raises NotFinite, naming the step, when a loss is not finite.
     """
     cells = training_cells(task, training.cells)
-    if not cells:
-        raise ValueError("train.cells: no size of this task fits; give at least one cell")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=device.type in ("cpu", "cuda")
     )
     curve: list[Scores] = []
     if checkpoint is not None and checkpoint.exists():
-        saved = torch.load(checkpoint, map_location=device, weights_only=True)
+        saved = load(checkpoint, device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         curve = saved["curve"]

@@ -123,7 +123,7 @@ CASES: dict[str, Case] = {
     "dplr": engine(lambda x: Update(x["k"], x["v"], x["g"], x["a"], x["b"], undecayed=True)),
     "iplr": engine(lambda x: Update(x["k"], x["v"], None, x["a"], x["b"])),
     "mesa_net": mesa,
-    "based": through(Based),
+    "based": through(Based, window=0),
     "log_linear_attn": through(LogLinear, lambda x: {"log_decay": bhtd(x["g"]), "level": bhtd(x["level_scales"])}),
 }
 FILES = sorted(path.stem for path in GOLDEN.glob("*.npz") if path.stem.removesuffix("__long") in CASES)

@@ -206,7 +206,7 @@ def test_based_with_a_window_over_everything_is_softmax(seed, length, extra):
     o, *_ = x.run(Based, {}, memory=None, window=length + extra)
     exact, *_ = x.run(Softmax, {}, memory=None)
     assert torch.allclose(o, exact, atol=1e-5)
-    series, *_ = x.run(Based, {}, memory=None)
+    series, *_ = x.run(Based, {}, memory=None, window=0)
     linear, *_ = x.run(Linear, {}, memory=None, feature_map="taylor", normalizer=True)
     assert torch.allclose(series, linear, atol=1e-5)
 

@@ -88,9 +88,9 @@ def test_policies_on_the_same_weights_are_series_of_their_own():
     test = results.select(made).query("split == 'test'")
     assert test[["run", "series", "value"]].to_numpy().tolist() == [
         ["r1", "softmax", 0.6],
-        ["r2", "window budget=64.0", 0.4],
-        ["r1", "window budget=16.0 trained_as=softmax", 0.25],
-        ["r1", "window budget=32.0 trained_as=softmax", 0.5],
+        ["r2", "window budget=64", 0.4],
+        ["r1", "window budget=16 trained_as=softmax", 0.25],
+        ["r1", "window budget=32 trained_as=softmax", 0.5],
     ]
 
 
@@ -140,3 +140,27 @@ def test_claim(tmp_path):
         results.claim(tmp_path / "foreign")
     with pytest.raises(results.ForeignFolder, match="cannot write"):
         results.claim(tmp_path / "foreign" / "file")
+
+
+def test_runs_on_other_mixtures_are_not_each_others_seeds():
+    """Another vocabulary or another longest length makes another series; its smaller cells do not."""
+    rows = []
+    for run, vocab, lengths in (("a", 32, (8, 16)), ("b", 32, (8, 16)), ("c", 64, (8, 16)), ("d", 32, (8,))):
+        for length in lengths:
+            for split in ("validation", "test"):
+                rows.append({"run": run, "mixer": "linear", "task": "mqar", "split": split, "metric": "accuracy",
+                             "value": 0.5, "task.length": length, "task.vocab": vocab})  # fmt: skip
+    made = results.mixtures(pd.DataFrame(rows))
+    names = results.series(made).groupby(made["run"]).first()
+    assert names["a"] == names["b"] == "linear length=16 vocab=32"
+    assert names["c"] == "linear length=16 vocab=64"
+    assert names["d"] == "linear length=8 vocab=32"
+
+
+def test_a_learning_rate_that_failed_with_a_seed_does_not_win_by_the_other():
+    made = table(
+        {"mixer": "linear", "lr": 0.01, "seed": 0, "validation": 0.6, "test": 0.6},
+        {"mixer": "linear", "lr": 0.01, "seed": 1, "validation": 0.6, "test": 0.6},
+        {"mixer": "linear", "lr": 0.1, "seed": 1, "validation": 0.9, "test": 0.9},
+    )
+    assert set(results.select(made)["train.lr"]) == {0.01}

@@ -109,6 +109,43 @@ def test_where_results_lie_is_no_part_of_what_they_are():
     assert not Path("outputs/a/report.html").exists()
 
 
+def test_one_and_one_point_nought_are_one_setting():
+    assert recall("-m", *TINY, SERIAL, "train.clip=1,1.0") == 0
+    assert len(folders("main")) == 1
+
+
+def test_an_option_may_stand_between_overrides():
+    assert recall(*TINY, SERIAL, "-m", "seed=0,1") == 0
+    assert len(folders("main")) == 2
+
+
+@pytest.mark.parametrize("name", ["rows.json", "config.yaml"])
+def test_a_finished_run_that_lost_a_file_is_done_again(name):
+    assert recall(*TINY) == 0
+    (folder,) = folders("main")
+    rows = (folder / "rows.json").read_text()
+    (folder / name).unlink()
+    done = shell("report", "outputs/main")
+    assert done.returncode == 2
+    assert "no finished run yet: 1 lost" in done.stderr
+    assert recall(*TINY) == 0
+    assert (folder / "rows.json").read_text() == rows
+
+
+@pytest.mark.parametrize("name", ["rows.json", "status.json", "checkpoint.pt"])
+def test_a_damaged_file_is_named(name):
+    assert recall(*TINY) == 0
+    (folder,) = folders("main")
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:20])
+    done = shell("report" if name != "checkpoint.pt" else "probe", str(folder.parent), *(
+        ["probe=retrieval"] if name == "checkpoint.pt" else []
+    ))  # fmt: skip
+    assert done.returncode == 2
+    assert f"{path} is damaged" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_other_settings_are_other_folders():
     for setting in ("seed=1", "train.lr=0.02", "mixer.heads=2", "data_seed=3"):
         assert recall(*TINY, setting) == 0
@@ -265,6 +302,12 @@ def test_two_processes_never_work_on_one_run(capsys):
         (["test.tokens=0"], "test.tokens=0: a whole number"),
         (["train.cells=[{pears: 2}]"], "MQAR has no parameter 'pears'"),
         (["root=/proc/nowhere"], "cannot write to /proc/nowhere"),
+        (["seed=1.5"], "seed=1.5: a whole number"),
+        (["train.cells=[]"], "at least one cell, or null"),
+        (["test.cells=[{length: 16}, {length: 16}]"], "each cell once"),
+        (["train.steps=true"], "train.steps=True: a whole number"),
+        (["train.solved=-1"], "train.solved=-1: a number of at least 0"),
+        (["mixer=hybrid"], "model.layers=1: at least one layer for each of the 2 mixers"),
     ],
 )
 def test_bad_input_is_told_in_one_line(arguments, message, capsys):

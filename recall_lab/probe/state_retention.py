@@ -97,7 +97,9 @@ def keyed(trace: Trace, place: int, read: str, age_bins: int, entries: int) -> l
     error = (o - v).square().sum(-1)
     mask = wanted[:, None].expand(b, h, -1)
     error = error / size[mask].mean()
-    pairs = float(wanted.sum(1).double().mean())
+    # How full the memory is: of the oracle all that was written, of a model what its task asks for.
+    held = wanted if trace.candidates is None else _wanted(trace, place, "all")
+    pairs = float(held.sum(1).double().mean())
     where = {"pairs": pairs}
     rows = [
         share_row("top1", right[mask], **where),
