@@ -16,7 +16,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     mechanism, numbers the mean accuracy over runs in per cent.
 
     Lines, for keys and values of that width drawn at random and V/2 candidates: linear attention's capacity
-    (solid), least squares' (n = d, dashed). Trained keys can do better than random ones.
+    (solid), least squares' (n = d, dashed), where the state is of fixed size. Trained keys can
+    do better than random ones.
     """
     if "mixer.d_key" not in table or "task.pairs" not in table:
         return
@@ -28,14 +29,20 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     widths, pairs = (np.array(sorted(points[name].unique()), float) for name in ("mixer.d_key", "task.pairs"))
     trained = table.loc[table["split"] == "validation", "task.pairs"].max()
     candidates = table["task.vocab"].max() / 2
+    state = table[table["metric"] == "state_elements"].groupby(["mixer", "mixer.d_key"])["value"]
+    fixed = (state.nunique() == 1).groupby("mixer").all()
     fine = np.geomspace(widths[0], widths[-1], 200)
     with style.style():
         made, axes = style.figure(1.4 + 2.9 * len(mechanisms), 3.8, ncols=len(mechanisms), squeeze=False, sharey=True)
         for ax, mechanism in zip(axes[0], mechanisms, strict=True):
             own = points[points["mixer"] == mechanism]
-            grid = own.pivot(index="task.pairs", columns="mixer.d_key", values="mean").reindex(pairs)
+            grid = own.pivot(index="task.pairs", columns="mixer.d_key", values="mean").reindex(
+                index=pairs, columns=widths
+            )
             image = style.heatmap(ax, 100 * grid)
             for capacity, line in ((theory.linear_capacity(fine, fine, candidates), "-"), (fine, "--")):
+                if not fixed[mechanism]:
+                    continue
                 x, y = (np.interp(np.log(z), np.log(ticks), range(len(ticks)), -9, 99)
                         for z, ticks in ((fine, widths), (np.maximum(capacity, 1e-9), pairs)))  # fmt: skip
                 inside = (y >= -0.5) & (y <= len(pairs) - 0.5)
