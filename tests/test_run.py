@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -213,26 +215,43 @@ def test_a_job_of_a_parallel_sweep_equals_the_same_run_alone():
 LONG = ["train.steps=100000", "train.validate_every=20", "train.solved=null", "name=long"]
 
 
+@contextmanager
+def background(*arguments: str) -> Iterator[subprocess.Popen]:
+    """`recall-lab …` in a process group of its own, which is gone afterwards whatever happens."""
+    process = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Where the tests themselves run in the background, Ctrl-C is ignored, and that would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
 def started(process: subprocess.Popen, name: str, runs: int = 1) -> None:
     """Waits until so many runs have a checkpoint."""
-    for _ in range(600):
+    for _ in range(1800):
         if len(list(Path("outputs", name).glob("*/checkpoint.pt"))) >= runs:
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
-    raise AssertionError("no checkpoint in a minute")
+    raise AssertionError("no checkpoint in three minutes")
 
 
 def test_kill_and_rerun(monkeypatch):
     """kill −9 in the middle of a sweep: what was finished stays, the rest goes on from its checkpoint."""
     assert recall(*TINY, "name=long") == 0
     whole = {path: path.read_bytes() for path in Path("outputs/long").glob("*/*.json")}
-    process = subprocess.Popen(
-        command("run", *TINY, *LONG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    started(process, "long", runs=2)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    with background("run", *TINY, *LONG) as process:
+        started(process, "long", runs=2)
+        os.killpg(process.pid, signal.SIGKILL)
     assert {path: path.read_bytes() for path in whole} == whole
     assert sorted(states("long")) == ["finished", "running"]
     (cut,) = (folder for folder in folders("long") if results.status(folder)["state"] == "running")
@@ -259,14 +278,13 @@ def test_kill_and_rerun(monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on():
-    process = subprocess.Popen(
-        command("run", *TINY, *LONG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    started(process, "long")
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with background("run", *TINY, *LONG) as process:
+        started(process, "long")
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=120)
+        told = process.stderr.read()
     assert process.returncode == 130
-    assert err.splitlines() == ["recall-lab: interrupted; the same command goes on from here"]
+    assert told.splitlines() == ["recall-lab: interrupted; the same command goes on from here"]
     assert states("long") == ["interrupted"]
 
 
