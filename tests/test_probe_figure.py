@@ -101,7 +101,7 @@ def test_nothing_is_drawn_of_a_table_without_its_rows(name, table):
 
 
 def test_settings_of_the_oracle_name_a_series(table):
-    deltas = {"delta_rule beta=0.1", "delta_rule beta=1.0"}
+    deltas = {"delta_rule beta=0.1", "delta_rule beta=1"}
     assert set(table["series"]) == {"linear", "softmax", "mesa", "gated_linear"} | deltas
 
 

@@ -8,6 +8,9 @@ from matplotlib.figure import Figure
 
 from recall_lab.figure import style
 
+ACROSS = 6
+"""Panels in a row, before the next is begun."""
+
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """A (query down, token across) of the first sequence: a panel a series and head, a row a layer, for each task.
@@ -23,23 +26,27 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         panels = [(name, head) for name in style.ordered(part["series"]) for head in sorted(
             part.loc[part["series"] == name, "head"].unique())]  # fmt: skip
         layers = sorted(part["layer"].unique())
+        columns = min(len(panels), ACROSS)
+        lines = -(-len(panels) // columns)  # of each layer
         with style.style():
             made, axes = style.figure(
-                2.5 * len(panels) + 0.9, 2.7 * len(layers) + 0.4, nrows=len(layers), ncols=len(panels), squeeze=False,
-                sharex=True, sharey=True,
+                2.5 * columns + 0.9, 2.7 * lines * len(layers) + 0.4, nrows=lines * len(layers), ncols=columns,
+                squeeze=False, sharex=True, sharey=True,
             )  # fmt: skip
             image = None
-            for layer, line in zip(layers, axes, strict=True):
-                for ax, (name, head) in zip(line, panels, strict=True):
+            for ax in axes.flat:
+                ax.set_axis_off()
+            for row, layer in zip(range(0, len(axes), lines), layers, strict=True):
+                for ax, (name, head) in zip(axes[row : row + lines].flat, panels, strict=False):
                     here = part[(part["series"] == name) & (part["head"] == head) & (part["layer"] == layer)]
                     if here.empty:
-                        ax.set_axis_off()
                         continue
-                    run = here[here["run"] == here["run"].iloc[0]]
-                    image = _panel(ax, run)
+                    ax.set_axis_on()
+                    image = _panel(ax, here[here["run"] == here["run"].iloc[0]])
                     heads = len({h for n, h in panels if n == name})
                     ax.set_title(name + (f", head {head:.0f}" if heads > 1 else ""), fontsize="small")
-                line[0].set_ylabel("query at" + (f" (layer {layer:.0f})" if len(layers) > 1 else ""))
+                for ax in axes[row : row + lines, 0]:
+                    ax.set_ylabel("query at" + (f" (layer {layer:.0f})" if len(layers) > 1 else ""))
             for ax in axes[-1]:
                 ax.set_xlabel("token")
             bar = made.colorbar(image, ax=axes, shrink=0.7, ticks=[-1, 0, 1])
