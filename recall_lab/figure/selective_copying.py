@@ -31,7 +31,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             for ax, value in zip(row, values, strict=False):
                 part = points[points[fixed] == value]
                 style.lines(ax, part, x)
-                style.length_axis(ax, part[x], trained[x].dropna(), note="")
+                style.length_axis(ax, part[x], trained.loc[trained[fixed] == value, x], note="")
                 style.accuracy_axis(ax, chance, note=ax is row[len(values) - 1])
                 ax.set_title(f"{word} = {value:.0f}", fontsize="medium")
                 ax.set_xlabel("sequence length n" if x == "task.length" else "data tokens")
