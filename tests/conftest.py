@@ -1,5 +1,8 @@
 """What the tests share. Every annotation of recall_lab (shapes too) is checked while they run."""
 
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +39,17 @@ def ratio(x: torch.Tensor, reference: torch.Tensor) -> float:
     """rms(x − reference) / rms(reference), the error metric of the golden files."""
     error = (x.double() - reference.double()).square().mean().sqrt()
     return float(error / reference.double().square().mean().sqrt())
+
+
+def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
+    """Processor time of the fastest run of each, all in turn, so that a busy machine disturbs them alike."""
+    best = [math.inf] * len(runs)
+    for _ in range(times):
+        for i, run in enumerate(runs):
+            start = time.process_time()
+            run()
+            best[i] = min(best[i], time.process_time() - start)
+    return best
 
 
 @pytest.fixture(autouse=True)

@@ -22,9 +22,7 @@ ASSUMED |= {"gates.write": 1, "gates.a": 1, "gates.level": 1, "gates.skip": 0}
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Top-1 and error of keyed read-outs by the oracle over n/d_key, a column of panels a width; lines: theory."""
-    if "oracle.d_key" not in table or "pairs" not in table:
-        return
-    rows = table[table["metric"].isin(["top1", "error"]) & table["oracle.d_key"].notna() & table["pairs"].notna()]
+    rows = style.readings(table)
     if rows.empty:
         return
     widths = sorted(rows["oracle.d_key"].unique())

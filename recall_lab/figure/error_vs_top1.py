@@ -14,9 +14,7 @@ LEAST = 0.01
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """One path a series as pairs are added, error on x and top-1 on y; a panel a key width. Up and left is better."""
-    if "oracle.d_key" not in table or "pairs" not in table:
-        return
-    rows = table[table["metric"].isin(["top1", "error"]) & table["oracle.d_key"].notna() & table["pairs"].notna()]
+    rows = style.readings(table)
     if rows.empty:
         return
     widths = sorted(rows["oracle.d_key"].unique())

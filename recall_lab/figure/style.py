@@ -184,6 +184,13 @@ def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **
     )  # fmt: skip
 
 
+def readings(table: pd.DataFrame) -> pd.DataFrame:
+    """The oracle's keyed read-outs, top-1 and error by key width and pairs; empty where the table has none."""
+    if "oracle.d_key" not in table or "pairs" not in table:
+        return table[:0]
+    return table[table["metric"].isin(["top1", "error"]) & table["oracle.d_key"].notna() & table["pairs"].notna()]
+
+
 def seeds(runs: Iterable[float | int], interval: str = "") -> str:
     """How many runs stand behind each point, in words, and what the interval over them is, drawn as that."""
     least, most = min(runs), max(runs)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update
+from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update, delta
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
@@ -32,5 +32,4 @@ class KDA(MatrixMemory):
         return {"log_decay": self.decay(x)[0], "beta": torch.sigmoid(self.b_proj(x)).transpose(1, 2)}
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        beta = gates["beta"][..., None]
-        return Update(k, beta * v, gates["log_decay"], erase_read=-beta * k)
+        return delta(k, v, gates)

@@ -48,6 +48,13 @@ class Update(NamedTuple):
     """Whether a reads S_{t−1} instead of the decayed S'."""
 
 
+def delta(k: Query, v: Value, gates: Gates) -> Update:
+    """The delta rule's update at rate gates["beta"] (b h t), on a memory that decays by gates["log_decay"] if any:
+    what S'ᵀk answers is taken away, and v put in its place."""
+    beta = gates["beta"][..., None]
+    return Update(k, beta * v, gates.get("log_decay"), erase_read=-beta * k)
+
+
 def step(q: Query, update: Update, memory: Tensor) -> tuple[Value, Tensor]:
     """One place, by the definition; memory is b h k v."""
     k, v, g, a, b, undecayed = update

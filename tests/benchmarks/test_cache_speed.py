@@ -1,11 +1,11 @@
 """How long the caches take beside softmax: one thread, float32, ratios of processor time."""
 
 import math
-import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from conftest import seconds
 
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.heavy_hitter import HeavyHitter
@@ -15,17 +15,6 @@ from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.window import Window
 
 STATIC = [Window, SinkWindow, HeavyHitter, Merging]
-
-
-def seconds(*runs: Callable[[], object], times: int = 9) -> list[float]:
-    """The fastest of several runs of each, all in turn, so that a busy machine disturbs them alike."""
-    best = [math.inf] * len(runs)
-    for _ in range(times):
-        for i, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
 
 
 def forward(mixer: Mixer, batch: int, length: int) -> Callable[[], object]:
@@ -54,7 +43,7 @@ def decode(mixer: Mixer, past: int) -> Callable[[], object]:
 @pytest.mark.parametrize("policy", STATIC)
 def test_a_static_policy_takes_at_most_four_times_softmax(policy):
     softmax, static = seconds(
-        forward(Softmax(d_model=64, heads=2), 16, 512), forward(policy(d_model=64, heads=2), 16, 512)
+        forward(Softmax(d_model=64, heads=2), 16, 512), forward(policy(d_model=64, heads=2), 16, 512), times=9
     )
     assert static <= 4 * softmax, f"{static / softmax:.2f} ×"
 

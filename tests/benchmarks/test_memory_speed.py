@@ -1,13 +1,12 @@
 """How long the memories take beside causal softmax attention: one thread, float32, ratios of processor time."""
 
-import math
-import time
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import seconds
 from torch import Tensor
 
 from recall_lab.mixer.delta_rule import DeltaRule
@@ -21,17 +20,6 @@ from recall_lab.mixer.matrix_memory import MatrixMemory, Update, chunked
 from recall_lab.mixer.rwkv7 import RWKV7
 
 BATCH, HEADS, WIDTH = 16, 2, 32
-
-
-def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
-    """The fastest of several runs of each, all in turn, so that a busy machine disturbs them alike."""
-    best = [math.inf] * len(runs)
-    for _ in range(times):
-        for i, run in enumerate(runs):
-            start = time.process_time()
-            run()
-            best[i] = min(best[i], time.process_time() - start)
-    return best
 
 
 def inputs(length: int, batch: int = BATCH) -> tuple[Tensor, ...]:
