@@ -41,7 +41,7 @@ def main() -> None:
     listing.add_argument("group", nargs="?", help="one of them, with more of each")
     chosen = parser.parse_args(arguments)
 
-    from recall_lab import run, say
+    from recall_lab import messages, run
 
     try:
         if chosen.verb == "report":
@@ -61,8 +61,8 @@ def main() -> None:
                 catalogue.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
     except BrokenPipeError:
         sys.exit(0)
-    except say.ERRORS as error:
-        sys.exit(say.complain(error))
+    except messages.ERRORS as error:
+        sys.exit(messages.complain(error))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recall_lab.messages import CONF
 from recall_lab.run import compose
-from recall_lab.say import CONF
 from recall_lab.task.base import IGNORE, Batch, Task
 
 GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "experiment": "experiments"}

@@ -22,9 +22,10 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from recall_lab import results, train
+from recall_lab.files import replacing, write_json
+from recall_lab.messages import CONF, one_line, say
 from recall_lab.probe import base as probing
 from recall_lab.results import Row
-from recall_lab.say import CONF, one_line, say
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores
 
@@ -83,14 +84,14 @@ def execute(config: Config, alone: bool = True) -> float:
 
 
 def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
-    with results.replacing(folder / "config.yaml") as temporary:
+    with replacing(folder / "config.yaml") as temporary:
         temporary.write_text(OmegaConf.to_yaml(config))
     facts = {"started": now(), "sweep": os.environ.get(results.SWEEP, ""), **provenance(), "threads": config["threads"]}
     began = time.perf_counter()
 
     def note(state: str, **more: Any) -> None:
         seconds = round(time.perf_counter() - began, 3)
-        results.write_json(folder / "status.json", {"state": state, **facts, "seconds": seconds, **more})
+        write_json(folder / "status.json", {"state": state, **facts, "seconds": seconds, **more})
 
     note("running", device="")
     with logging_to(folder / "run.log"):
@@ -103,7 +104,7 @@ def _work(config: Config, folder: Path, title: str, alone: bool) -> float:
             with progress(title, config["train"]["steps"], alone) as advance:
                 work = train_and_test if config["oracle"] is None else consult
                 rows, told, loss = work(config, folder, device, advance)
-            results.write_json(folder / "rows.json", rows)
+            write_json(folder / "rows.json", rows)
         except KeyboardInterrupt:
             note("interrupted")
             log.warning("interrupted")
@@ -142,12 +143,12 @@ def train_and_test(
         log.info("step %d: accuracy %.4f, loss %.4f", point["step"], point["accuracy"], point["loss"])
         if training.keep:
             (folder / "weights").mkdir(exist_ok=True)
-            with results.replacing(folder / "weights" / f"{point['step']:06d}.pt") as temporary:
+            with replacing(folder / "weights" / f"{point['step']:06d}.pt") as temporary:
                 torch.save(model.state_dict(), temporary)
         advance(point)
 
     curve = train.train(model, task, training, config["data_seed"], device, folder / "checkpoint.pt", report)
-    results.write_json(folder / "curve.json", curve)
+    write_json(folder / "curve.json", curve)
     seed = config["data_seed"]
     rows = score(model, task, trained, seed, "validation", lambda at: training.validation_sequences, device)
     rows += score(model, task, tested, seed, "test", testing.sequences_of, device)
@@ -211,7 +212,7 @@ def probe(run: Path, config: Config, mixer: str) -> int:
     if swapped:
         columns["trained_as"] = trained["choice"]["mixer"]
     name = hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()[:12]
-    results.write_json(run / f"probe-{name}.json", {"columns": columns, "rows": rows})
+    write_json(run / f"probe-{name}.json", {"columns": columns, "rows": rows})
     return len(rows)
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from recall_lab import figure as figures
 from recall_lab import results
 from recall_lab.figure import style
+from recall_lab.files import read_json, replacing
 
 WIDE = 12
 """Cells that a line of a table may hold."""
@@ -45,12 +46,12 @@ def make(folder: Path) -> str:
         for kind in ("png", "svg"):
             metadata = {"Date": None} if kind == "svg" else None
             # How an svg is written, the same each time, is part of the style.
-            with style.style(), results.replacing(folder / "figure" / f"{name}.{kind}") as temporary:
+            with style.style(), replacing(folder / "figure" / f"{name}.{kind}") as temporary:
                 drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
     grids = _grids(chosen)
     missing = _missing(folder)
     page = folder / "report.html"
-    with results.replacing(page) as temporary:
+    with replacing(page) as temporary:
         temporary.write_text(_page(folder, table, chosen, grids, list(drawn), missing), encoding="utf-8")
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
     text += [f"\nnot in the table: {line}" for line in missing]
@@ -72,7 +73,7 @@ def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
             {"run": run, **facts, "split": "validation", "metric": "curve_accuracy", "step": point["step"],
              "value": point["accuracy"]}
             for run, facts in runs.to_dict("index").items()
-            for point in results.read_json(folder / run / "curve.json", [])
+            for point in read_json(folder / run / "curve.json", [])
         ]
     )  # fmt: skip
 

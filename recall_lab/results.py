@@ -11,14 +11,15 @@ Every file is written beside its place and moved there whole, so none is ever ha
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+
+from recall_lab.files import read_json, replacing
 
 MARK = ".recall_lab"
 """The file that tells a folder of ours from anybody else's."""
@@ -40,32 +41,6 @@ Row = dict[str, Any]
 
 class ForeignFolder(ValueError):
     """A folder that is not ours to write into, or holds nothing of ours to read."""
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, moved onto it when the block ends well and removed when it does not."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Plain numbers and strings only; NaN and infinity raise ValueError, since JSON has none."""
-    text = json.dumps(content, indent=1, allow_nan=False)
-    with replacing(path) as temporary:
-        temporary.write_text(text + "\n")
-
-
-def read_json(path: Path, default: Any = None) -> Any:
-    """The file's content, or `default` where there is no such file."""
-    try:
-        return json.loads(path.read_text()) if path.exists() else default
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); without it the run is done again") from error
 
 
 def claim(folder: Path) -> None:

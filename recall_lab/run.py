@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from recall_lab import results
-from recall_lab.say import CONF, ERRORS, complain, meant, one_line, say
+from recall_lab.messages import CONF, ERRORS, complain, meant, one_line, say
 
 SIZES = ("small", "large")
 """What `size` may be: `${sized:a,b}` is a at the first and b at the second."""

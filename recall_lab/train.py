@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recall_lab.files import replacing
 from recall_lab.model import loss
-from recall_lab.results import replacing
 from recall_lab.task.base import Batch, Task
 
 Cell = dict[str, Any]

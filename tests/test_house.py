@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 PACKAGE = Path(__file__).parents[1] / "recall_lab"
 FLOOR = {
-    "shapes": 0, "theory": 0, "say": 0,
+    "shapes": 0, "checks": 0, "files": 0, "theory": 0, "say": 0,
     "task": 1, "mixer": 1, "results": 1,
     "model": 2, "oracle": 2,
     "train": 3, "probe": 3, "figure": 3,

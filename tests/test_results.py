@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recall_lab import results
+from recall_lab import files, results
 
 
 def table(*runs: dict) -> pd.DataFrame:
@@ -105,16 +105,16 @@ def test_a_summary_is_the_mean_over_runs():
 
 def test_no_bare_nan_in_json(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        results.write_json(tmp_path / "a.json", {"value": math.nan})
+        files.write_json(tmp_path / "a.json", {"value": math.nan})
     assert list(tmp_path.iterdir()) == []
-    results.write_json(tmp_path / "a.json", {"value": 1.5})
+    files.write_json(tmp_path / "a.json", {"value": 1.5})
     assert json.loads((tmp_path / "a.json").read_text()) == {"value": 1.5}
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "a.json"
-    results.write_json(path, [1])
-    with pytest.raises(UnicodeEncodeError), results.replacing(path) as temporary:
+    files.write_json(path, [1])
+    with pytest.raises(UnicodeEncodeError), files.replacing(path) as temporary:
         temporary.write_text("[2\ud800")
     assert json.loads(path.read_text()) == [1]
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

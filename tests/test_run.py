@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import CONF, names
 
-from recall_lab import report, results, run
+from recall_lab import files, report, results, run
 
 TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_every=3", "train.tokens=256",
         "train.validation_sequences=8", "test.tokens=256", "test.sequences=4", "task.length=16", "task.pairs=2",
@@ -434,7 +434,7 @@ def test_compiled_training_is_the_same_training(mixer):
         done = shell("run", *TINY, f"mixer={mixer}", f"train.compile={flag}", f"name=compile-{flag}")
         assert done.returncode == 0, done.stderr
     (plain,), (compiled,) = folders("compile-false"), folders("compile-true")
-    ours, theirs = ([p["train_loss"] for p in results.read_json(f / "curve.json")] for f in (plain, compiled))
+    ours, theirs = ([p["train_loss"] for p in files.read_json(f / "curve.json")] for f in (plain, compiled))
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
@@ -470,12 +470,12 @@ def test_a_wheel_finds_its_configuration_from_an_empty_folder(tmp_path):
 
 def ask(*arguments: str) -> int:
     """`recall-lab probe …` in this process: its exit status."""
-    from recall_lab import say
+    from recall_lab import messages
 
     try:
         return run.probe(arguments[0], [*arguments[1:]])
-    except say.ERRORS as error:
-        return say.complain(error)
+    except messages.ERRORS as error:
+        return messages.complain(error)
 
 
 def test_probes_within_a_run():

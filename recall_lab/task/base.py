@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
+from recall_lab.checks import require
+
 IGNORE = -100
 """Stands in `targets` and `factors` wherever nothing is scored (the value torch's losses ignore by default)."""
 
@@ -117,12 +119,6 @@ class Task(ABC):
             except ValueError:
                 continue
             yield cell
-
-
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError(message) unless the condition holds: how tasks refuse impossible sizes."""
-    if not condition:
-        raise ValueError(message)
 
 
 def whole(task: Task, **least: int) -> None:

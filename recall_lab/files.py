@@ -1,0 +1,43 @@
+"""Files that are written whole or not at all, always as UTF-8."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`: moved onto `path` when the block ends, removed when the block raises.
+
+    So a reader never sees half a file. Raises OSError naming `path` where it cannot be written (a full disk, say).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes the text as UTF-8, replacing the file whole."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes plain numbers, strings, lists and dictionaries. NaN and infinity raise ValueError: JSON has none."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, default: Any = None) -> Any:
+    """The file's content, or `default` where there is no such file. Raises ValueError, naming it, if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it and the run is done again") from error
