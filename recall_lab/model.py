@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -126,10 +125,3 @@ class Model(nn.Module):
         """(elements, bytes) carried from place `length` to the next, all layers together."""
         sizes = [block.mixer.state_size(length) for block in self.blocks]
         return sum(elements for elements, _ in sizes), sum(size for _, size in sizes)
-
-
-def loss(logits: Float[Tensor, "p classes"], targets: Shaped[Tensor, "p *c"]) -> Float[Tensor, ""]:
-    """Cross entropy in nats over the scored places; mean squared error where the answers are vectors."""
-    if targets.is_floating_point():
-        return F.mse_loss(logits, targets)
-    return F.cross_entropy(logits, targets)

@@ -5,7 +5,6 @@ import hashlib
 import math
 import pickle
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recall_lab import metrics
 from recall_lab.files import replacing
-from recall_lab.model import loss
+from recall_lab.metrics import loss
 from recall_lab.task.base import Batch, Task
 
 Cell = dict[str, Any]
@@ -235,36 +234,26 @@ def evaluate(
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
-    sums: Counter[str] = Counter()
-    total = 0.0
+    parts: list[tuple[Tensor, ...]] = []
     model.eval()
     with torch.no_grad():
-        for number in range(-(-sequences // size)):
+        for number in range(math.ceil(sequences / size)):
             count = min(size, sequences - number * size)
-            inputs, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
-            answers = model(inputs, scored).float()
-            sums["tokens"] += len(targets)
-            sums["sequences"] += count
+            tokens, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
+            outputs = model(tokens, scored).float()
             if task.continuous:
-                sums["squared"] += float((answers - targets).square().sum())
-                sums["norm"] += float(targets.square().sum())
-                total = total + targets.sum(dim=0)
-                continue
-            hit = torch.ones_like(scored)
-            hit[scored] = answers.argmax(dim=-1) == targets
-            sums["right"] += int(hit[scored].sum())
-            sums["whole"] += int(hit.all(dim=1).sum())
-            sums["nats"] += float(F.cross_entropy(answers, targets, reduction="sum"))
-    counts = {name: sums[name] for name in ("tokens", "sequences")}
+                parts.append((metrics.squared_error(outputs, targets), targets))
+            else:
+                hits = metrics.correct(outputs, targets)
+                bits = metrics.loss_bits(outputs, targets)
+                parts.append((hits, metrics.correct_sequences(hits, scored), bits))
+    columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+    counts = {"tokens": len(columns[0]), "sequences": sequences}
     if task.continuous:
-        error = sums["squared"] / (sums["norm"] - float(total.square().sum()) / sums["tokens"])
+        error = metrics.normalised_error(*columns)
         return {"error": error, "r2": 1 - error, **counts}
-    return {
-        "accuracy": sums["right"] / sums["tokens"],
-        "sequence_accuracy": sums["whole"] / sums["sequences"],
-        "loss_bits": sums["nats"] / sums["tokens"] / math.log(2),
-        **counts,
-    }
+    names = ("accuracy", "sequence_accuracy", "loss_bits")
+    return {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)} | counts
 
 
 def _validate(
