@@ -6,7 +6,6 @@ own options. Everything else follows from those two.
 """
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -197,12 +196,6 @@ class ShortConv(nn.Module):
         padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
         y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
         return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Where autocast would round what must stay exact; x names the device, which may be one that has no autocast."""
-    known = torch.amp.is_autocast_available(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
 
 
 @dataclass(frozen=True)
