@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recall_lab.files import replacing
 
-Scores = dict[str, float | int]
+Scores = dict[str, float]
 """Metric → its value."""
 
 

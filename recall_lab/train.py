@@ -37,19 +37,19 @@ class Training:
     """Largest number of training steps."""
     tokens: int = 4096
     """Tokens per batch, at any sequence length; a batch has at least one sequence."""
-    lr: float | int = 1e-2
+    lr: float = 1e-2
     """Largest learning rate, reached after the warm-up."""
-    weight_decay: float | int = 0.0
+    weight_decay: float = 0.0
     """Of the parameters that `parameter_groups` decays."""
-    warmup: float | int = 0.05
+    warmup: float = 0.05
     """Share of the steps in which the learning rate rises linearly; it then follows a cosine down to zero."""
-    clip: float | int = 1.0
+    clip: float = 1.0
     """Largest norm of the gradient of all parameters together."""
     validate_every: int = 100
     """Steps between two validations."""
     validation_sequences: int = 256
     """Sequences per cell in a validation."""
-    solved: float | int | None = 0.999
+    solved: float | None = 0.999
     """Training stops when the validation accuracy per token (R² of a continuous task) reaches this in every cell;
     None: never."""
     keep: bool = False
@@ -110,7 +110,7 @@ class Interrupted(Exception):
     """Training was stopped on request after a completed step; its checkpoint, if any, was written."""
 
 
-def parameter_groups(model: nn.Module, weight_decay: float | int) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The optimiser's two parameter groups: those that weight decay shrinks, and those it leaves alone.
 
     Exempt are parameters with fewer than two axes (norms, biases, decays, offsets and lengths per head or channel),
@@ -195,7 +195,7 @@ def _done(progress: Progress, training: Training) -> bool:
     return progress.step >= training.steps or (training.solved is not None and lowest >= training.solved)
 
 
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, value: Tensor, rate: float, clip: float | int) -> None:
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, value: Tensor, rate: float, clip: float) -> None:
     """One step of the optimiser on the clipped gradient of the loss `value`."""
     optimizer.zero_grad(set_to_none=True)
     value.backward()
