@@ -1,6 +1,7 @@
 """What the tests share. Every annotation of recall_lab (shapes too) is checked while they run."""
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,3 +78,12 @@ def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
 def _one_thread():
     """Bit-equal reruns need a fixed thread count."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The test works in an empty folder, with the command line's traces removed afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):
+        monkeypatch.delenv(name, raising=False)
