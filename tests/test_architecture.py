@@ -27,12 +27,24 @@ PACKAGE = ROOT / "recall_lab"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if "golden" not in path.parts)
 MECHANISMS = [path for path in FILES if path.parent.name == "mixer" and path.stem in names("mixer")]
-WITHOUT_TORCH = ("theory", "messages", "task", "results", "claim", "figure", "report", "cli", "run", "__main__")
-WITH_HYDRA = ("messages", "workload", "cli", "job", "run", "catalogue")
+WITHOUT_TORCH = (
+    "theory",
+    "messages",
+    "task",
+    "folders",
+    "series",
+    "sweep",
+    "results",
+    "claim",
+    "figure",
+    "report",
+    "cli",
+)
+WITH_HYDRA = ("messages", "building", "cli")
 MECHANISM_LINES, FILE_LINES = 40, 300
 
 TO_DO = {
-    "recall_lab/job.py", "recall_lab/theory.py", "recall_lab/mixer/matrix_memory.py",
+    "recall_lab/theory.py", "recall_lab/mixer/matrix_memory.py",
     "recall_lab/mixer/based.py", "recall_lab/mixer/log_linear.py", "recall_lab/mixer/merging.py",
     "recall_lab/mixer/mesa.py", "tests/test_cache.py", "tests/test_mixer.py", "tests/test_probe.py",
     "tests/test_reduction_memory.py", "tests/test_run.py", "tests/test_task.py",
@@ -107,9 +119,9 @@ def test_files_that_do_not_import_torch(path):
     assert not any(module.split(".")[0] == "torch" for module in imports(path))
 
 
-def test_results_figures_and_reports_are_made_without_torch():
-    """Nor do the modules that they import."""
-    paths = [path for path in FILES if top(path) in ("theory", "results", "claim", "figure", "report")]
+def test_importing_them_does_not_import_torch():
+    """Neither do the modules that they import in turn, so that reports and messages appear without its delay."""
+    paths = [path for path in FILES if top(path) in WITHOUT_TORCH]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -231,9 +243,19 @@ def test_defaults_are_equal_in_code_and_yaml(path):
 def test_defaults_of_the_main_sections_are_equal_in_code_and_yaml(section, elsewhere):
     """Other arguments come from the task."""
     chosen = OmegaConf.to_container(config()[section])
-    made = resolve(chosen.pop("_target_"))
-    assert chosen == {name: value for name, value in defaults(made).items() if name not in elsewhere}
+    made = resolve(chosen["_target_"])
+    stated = {key: value for key, value in chosen.items() if not key.startswith("_")}
+    assert stated == {name: value for name, value in defaults(made).items() if name not in elsewhere}
     assert made is Model or dataclasses.is_dataclass(made)
+
+
+@pytest.mark.parametrize("name", names("workload"))
+def test_a_kind_of_run_is_given_every_setting_it_has(name):
+    """conf/workload/NAME.yaml passes each field on from the setting of the same name."""
+    chosen = OmegaConf.to_container(OmegaConf.load(CONF / "workload" / f"{name}.yaml"))
+    made = resolve(chosen.pop("_target_"))
+    assert made.__name__.lower() == name.replace("_", "")
+    assert chosen == {field.name: f"${{{field.name}}}" for field in dataclasses.fields(made)}
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=relative)
