@@ -1,9 +1,11 @@
-"""What the tests share. Every annotation of recall_lab (shapes too) is checked while they run."""
+"""What the tests share. Every type annotation of recall_lab, shapes included, is checked while they run."""
 
+import copy
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ install_import_hook("recall_lab", "typechecker.check")
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from hydra.utils import instantiate  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
 
 from recall_lab.model import Model  # noqa: E402
 from recall_lab.task.mqar import MQAR  # noqa: E402
@@ -28,12 +31,17 @@ TASK = MQAR(vocab=32, length=16, pairs=4)
 
 
 def names(group: str) -> list[str]:
-    """The options of a config group: what parametrised tests run over."""
+    """The options of a config group: the parameters of many tests."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def config(*overrides: str):
-    """The real configuration, composed as the command line does."""
+def config(*overrides: str) -> DictConfig:
+    """The real configuration, composed as the command line does; a copy, so that a test may change it."""
+    return copy.deepcopy(_composed(*overrides))
+
+
+@cache
+def _composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
 
@@ -64,7 +72,7 @@ def ratio(x: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
-    """Processor time of the fastest run of each, all in turn, so that a busy machine disturbs them alike."""
+    """Processor time of the fastest call of each function; they take turns, so that a busy machine affects all alike."""
     best = [math.inf] * len(runs)
     for _ in range(times):
         for i, run in enumerate(runs):
