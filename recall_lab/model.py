@@ -118,7 +118,7 @@ class Model(nn.Module):
             q, k, v, gates, _ = block.mixer.project(z)
             o, _ = block.mixer.parallel(q, k, v, gates)
             traces.append(Trace(block.mixer, q, k, v, gates, o, source, layer))
-            x = block.add(x, block.mixer.emit(o, z))
+            x = block.add(x, block.mixer.read_out(o, z))
         return traces
 
     @torch.no_grad()

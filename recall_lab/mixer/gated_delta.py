@@ -12,7 +12,7 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GatedDelta(MatrixMemory):
-    """The delta rule on a memory that first decays as a whole.
+    """The delta rule on a state that first decays as a whole.
 
     S' = e^{g_t} S_{t−1},  S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ,  o_t = S_tᵀ q_t / √d;
     A_ts = q_tᵀ (Π_{r=s+1..t} e^{g_r} (I − β_r k_r k_rᵀ)) β_s k_s / √d, later factors on the left;  state: S.

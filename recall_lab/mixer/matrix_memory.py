@@ -386,7 +386,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query, its output or the shape of its memory where
+    """A mechanism on this engine states its `update`, and its query, its output or the shape of its state where
     they differ."""
 
     chunk: ClassVar[int] = 32
@@ -397,26 +397,26 @@ class MatrixMemory(Mixer):
         """What is decayed, erased and written at every place."""
 
     def query(self, q: Query) -> Tensor:
-        """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
+        """What the state is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
         return o
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
-        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, memory)
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
+        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, state)
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self._run(step, q, k, v, gates, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self._run(step, q, k, v, gates, state)
 
-    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
             gates = {name: full_precision(gate) for name, gate in gates.items()}
             wide = full_precision(v)
-            o, S = form(self.query(full_precision(q)), self.update(full_precision(k), wide, gates), memory["S"])
+            o, S = form(self.query(full_precision(q)), self.update(full_precision(k), wide, gates), state["S"])
             return self.output(o, wide, gates).to(v.dtype), {"S": S}
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         return {"S": full_precision(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}

@@ -51,32 +51,32 @@ class Mesa(Mixer):
             "ridge": ridge,
         }
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
         with without_autocast(q):
             q, k, wide = full_precision(q), full_precision(k), full_precision(v)
             g, beta, ridge = (full_precision(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
-            system = tuple(x.detach() for x in (k, beta, g, ridge, memory["H"]))
+            system = tuple(x.detach() for x in (k, beta, g, ridge, state["H"]))
             # One step of iterative refinement: it takes off the rounding of the first solution, which stands as a
             # constant, and carries the whole gradient, because the residual depends on everything.
             first = _solve(q.detach(), *system, self.chunk)
-            image, H = chunked(first, Update(k, beta * k, g), memory["H"])
+            image, H = chunked(first, Update(k, beta * k, g), state["H"])
             x = first + _Inverse.apply(q - image - ridge * first, *system, self.chunk)
-            o, S = chunked(x, Update(k, beta * wide, g), memory["S"])
+            o, S = chunked(x, Update(k, beta * wide, g), state["S"])
         return o.to(v.dtype), {"H": H, "S": S}
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
             q, k, wide = full_precision(q), full_precision(k), full_precision(v)
             g, beta, ridge = (full_precision(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
-            _, H = step(q, Update(k, beta * k, g), memory["H"])
+            _, H = step(q, Update(k, beta * k, g), state["H"])
             x = torch.linalg.solve(H + torch.diag_embed(ridge[:, :, 0]), q.mT).mT
-            o, S = step(x, Update(k, beta * wide, g), memory["S"])
+            o, S = step(x, Update(k, beta * wide, g), state["S"])
         return o.to(v.dtype), {"H": H, "S": S}
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         zeros = full_precision(v).new_zeros
         return {"H": zeros(*q.shape[:2], q.shape[-1], q.shape[-1]), "S": zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}
 
