@@ -30,9 +30,8 @@ class Merging(Budget):
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            o, state = self.merge(
-                q, *extend(state, full_precision(k), full_precision(v)), F.pad(state["count"], (0, k.shape[2]), value=1)
-            )
+            keys, values = extend(state, full_precision(k), full_precision(v))
+            o, state = self.merge(q, keys, values, F.pad(state["count"], (0, k.shape[2]), value=1))
         return o.to(v.dtype), state
 
     def merge(self, q: Query, k: CachedKey, v: CachedValue, count: Tensor) -> tuple[Value, State]:
