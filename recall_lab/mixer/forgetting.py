@@ -1,6 +1,8 @@
 """Softmax attention with a forget gate (Forgetting Transformer, Lin et al., arXiv 2503.02130)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ class Forgetting(Cache):
     places it stands for, never being a difference of longer ones, so its error does not grow with what lies before.
     Source: Lin et al., arXiv 2503.02130.
     """
+
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_forget": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,10 @@ class Softmax(Cache):
         super().__post_init__()
         self.sink_bias = nn.Parameter(torch.zeros(self.heads)) if self.sink else None
 
+    @property
+    def fixed_gates(self) -> frozenset[str]:
+        return frozenset({"sink"} if self.sink else ())
+
     def gates(self, x: Hidden) -> Gates:
         return {} if self.sink_bias is None else {"sink": self.sink_bias[:, None].expand(x.shape[0], -1, x.shape[1])}
 
