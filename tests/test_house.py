@@ -30,6 +30,8 @@ SHARED = {
     "fenwick",
     "least_squares",
     "taylor_window",
+    "decayed_products",
+    "channel_decay",
     "style",
 }
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
