@@ -7,7 +7,6 @@ own options. Everything else follows from those two.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -194,12 +193,6 @@ class Mixer(nn.Module, ABC):
             _, state = self.forward(x[:, 1:], state)
         _, state = self.step(x[:, :1], state)
         return sum(p.numel() for p in state.values()), sum(p.numel() * p.element_size() for p in state.values())
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Where autocast would round what must stay exact; x names the device, which may be one that has no autocast."""
-    known = torch.amp.is_autocast_available(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
 
 
 @dataclass(frozen=True)

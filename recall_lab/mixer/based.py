@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer, without_autocast
+from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.feature_map import taylor
-from recall_lab.mixer.matrix_memory import Update, chunked, full, step
+from recall_lab.mixer.matrix_memory import Update, chunked, step
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Query, State, Value
 
 
@@ -48,7 +49,7 @@ class Based(Mixer):
 
     def _run(self, form: Callable, q: Query, k: Query, v: Value, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            q, k, wide = full(q), full(k), full(v)
+            q, k, wide = full_precision(q), full_precision(k), full_precision(v)
             summed = torch.cat([wide, torch.ones_like(wide[..., :1])], dim=-1)
             o, S = form(taylor(q), Update(taylor(k), summed), state["S"])
             after, scale = {"S": S}, 1.0
@@ -61,8 +62,8 @@ class Based(Mixer):
 
     def empty_state(self, q: Query, v: Value) -> State:
         d = q.shape[-1]
-        S = full(v).new_zeros(*q.shape[:2], 1 + d + d * (d + 1) // 2, v.shape[-1] + 1)
-        return {"S": S} | ({"k": full(q[:, :, :0]), "v": full(v[:, :, :0])} if self.window else {})
+        S = full_precision(v).new_zeros(*q.shape[:2], 1 + d + d * (d + 1) // 2, v.shape[-1] + 1)
+        return {"S": S} | ({"k": full_precision(q[:, :, :0]), "v": full_precision(v[:, :, :0])} if self.window else {})
 
 
 def _window(q: Query, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta_update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
@@ -32,4 +32,4 @@ class DeltaRule(MatrixMemory):
         return {"beta": 2 * beta if self.allow_neg_eigval else beta}
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        return delta(k, v, gates)
+        return delta_update(k, v, gates)

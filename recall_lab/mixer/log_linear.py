@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.mixer.matrix_memory import full, spans
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.numerics import full_precision, log_decay_sums, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -45,7 +45,7 @@ class LogLinear(Mixer):
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = {} if state is None else state
         with without_autocast(q):
-            q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
+            q, k, wide, g, scale = map(full_precision, (q, k, v, gates["log_decay"], gates["level"]))
             length, seen = q.shape[2], _seen(state)
             # A segment is put where it stands in an aligned block of chunks; one that straddles two is cut there.
             chunk = min(self.chunk, 1 << (length - 1).bit_length())
@@ -68,7 +68,7 @@ class LogLinear(Mixer):
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
+            q, k, wide, g, scale = map(full_precision, (q, k, v, gates["log_decay"], gates["level"]))
             t = _seen(state)
             lowest = (t & -t).bit_length()  # the lowest set bit's level
             after = {"level_0": k.mT @ wide}
@@ -123,7 +123,7 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Tensor, chunk: in
     level = sum((apart >> bit > 0).long() for bit in range(depth - 1)) if depth > 1 else apart
     top = scale.shape[-1] - 1
     chosen = (level.clamp(max=top)[..., None] == torch.arange(top + 1, device=q.device)).to(q.dtype)
-    o = (q @ k.mT * spans(g).exp() * torch.einsum("bhntl,tsl->bhnts", scale, chosen)) @ v
+    o = (q @ k.mT * log_decay_sums(g).exp() * torch.einsum("bhntl,tsl->bhnts", scale, chosen)) @ v
 
     # Above the chunk: blocks of twice as many chunks at every level; a right half reads all of its left half.
     grown, rest, total = g.cumsum(-1).exp(), _after(g).exp(), g.sum(-1)
