@@ -45,4 +45,4 @@ class RWKV7(MatrixMemory):
         xi, alpha = (weight.unflatten(0, (self.heads, 1, -1)) for weight in (self.xi, self.alpha))
         kappa = F.normalize(k * xi, dim=-1)
         a = gates["a"]
-        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, undecayed=True)
+        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, reads_before_decay=True)
