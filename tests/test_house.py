@@ -32,6 +32,7 @@ SHARED = {
     "taylor_window",
     "decayed_products",
     "channel_decay",
+    "slot_merging",
     "style",
 }
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
