@@ -14,6 +14,7 @@ from torch.func import functional_call
 from recall_lab.mixer import matrix_memory
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.based import Based
+from recall_lab.mixer.decay import MambaDecay
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.feature_map import Hedgehog, dpfp, taylor
 from recall_lab.mixer.gated_delta import GatedDelta
@@ -23,7 +24,7 @@ from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.log_linear import LogLinear
 from recall_lab.mixer.mamba2 import Mamba2
-from recall_lab.mixer.matrix_memory import Decay, Update
+from recall_lab.mixer.matrix_memory import Update
 from recall_lab.mixer.mesa import Mesa
 from recall_lab.mixer.rwkv7 import RWKV7
 from recall_lab.mixer.short_conv import ShortConv
@@ -199,7 +200,7 @@ def test_mamba_decay(parts, name, suffix, width):
         "dt_bias": parts["dt_bias" + suffix],
     }
     raw = parts["gate_raw" + suffix].reshape(2, 16, -1)
-    g, _ = functional_call(Decay(2 * width, 2, width), weights, raw)
+    g, _ = functional_call(MambaDecay(2 * width, 2, width), weights, raw)
     assert ratio(bhtd(g), parts[name]) < 1e-10
 
 

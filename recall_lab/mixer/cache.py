@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 CachedKey = Float[Tensor, "b h s k"]
@@ -35,7 +35,7 @@ def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
 def score(q: Query, k: CachedKey) -> Attention:
     """q_t·k_s / √d_key, in at least float32: a choice between tokens must not hang on how half precision rounds."""
     with without_autocast(q):
-        return (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
+        return (full_precision(q) * q.shape[-1] ** -0.5) @ full_precision(k).mT
 
 
 def causal(q: Query, k: CachedKey) -> Attention:

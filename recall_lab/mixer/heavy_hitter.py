@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.mixer.cache import Budget, extend, weigh
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.numerics import full_precision
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 
@@ -54,4 +54,4 @@ class HeavyHitter(Budget):
         return torch.stack(hidden, dim=2), mass
 
     def empty_state(self, q: Query, v: Value) -> State:
-        return super().empty_state(q, v) | {"mass": full(q)[:, :, :0, 0]}
+        return super().empty_state(q, v) | {"mass": full_precision(q)[:, :, :0, 0]}

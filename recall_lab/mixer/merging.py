@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import without_autocast
 from recall_lab.mixer.cache import Budget, CachedKey, CachedValue, causal, extend, score, weigh
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Query, State, Value
 
 
@@ -31,7 +30,8 @@ class Merging(Budget):
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            o, state = self.merge(q, *extend(state, full(k), full(v)), F.pad(state["count"], (0, k.shape[2]), value=1))
+            keys, values = extend(state, full_precision(k), full_precision(v))
+            o, state = self.merge(q, keys, values, F.pad(state["count"], (0, k.shape[2]), value=1))
         return o.to(v.dtype), state
 
     def merge(self, q: Query, k: CachedKey, v: CachedValue, count: Tensor) -> tuple[Value, State]:
@@ -84,5 +84,5 @@ class Merging(Budget):
         return joins.view(*left.shape[:3], -1)
 
     def empty_state(self, q: Query, v: Value) -> State:
-        k = full(q)[:, :, :0]
-        return {"k": k, "v": full(v)[:, :, :0], "count": k[..., 0]}
+        k = full_precision(q)[:, :, :0]
+        return {"k": k, "v": full_precision(v)[:, :, :0], "count": k[..., 0]}
