@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recall_lab.checks import require
 from recall_lab.mixer.base import Trace
+from recall_lab.model import Model
 from recall_lab.results import Row
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE, Batch
@@ -29,7 +30,7 @@ class ProbeError(ValueError):
     """A probe has no result. The message names the probe, the layer and the cause."""
 
 
-def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.Generator) -> list[Row]:
+def run(probes: Iterable[Probe], model: Model, batch: Batch, rng: np.random.Generator) -> list[Row]:
     """The rows of every probe: one that takes a trace runs on each layer, one that takes a model runs once.
 
     Raises ProbeError at the first probe that has no result.
@@ -87,7 +88,7 @@ def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Ge
         model.train(training)
 
 
-def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
+def trace_model(model: Model, batch: Batch) -> list[Trace]:
     """One trace per layer of the model in evaluation mode, without gradients, from one forward pass."""
     device = next(model.parameters()).device
     source = batch.factors.get("source", np.full(batch.targets.shape[:2], IGNORE))
@@ -96,8 +97,7 @@ def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
     model.eval()
     try:
         with torch.no_grad():
-            traces: list[Trace] = model.trace(torch.from_numpy(batch.tokens).to(device), positions)
-            return traces
+            return model.trace(torch.from_numpy(batch.tokens).to(device), positions)
     finally:
         model.train(training)
 
@@ -133,7 +133,9 @@ def positions(trace: Trace, at: Sequence[float | int]) -> list[int]:
     Raises ValueError for a share outside (0, 1].
     """
     length = trace.q.shape[2]
-    require(all(0 < share <= 1 for share in at), f"at={list(at)}: must be shares of the sequence, above 0 and at most 1")
+    require(
+        all(0 < share <= 1 for share in at), f"at={list(at)}: must be shares of the sequence, above 0 and at most 1"
+    )
     return sorted({max(1, round(share * length)) - 1 for share in at})
 
 

@@ -1,6 +1,6 @@
 """What a state retains: answers to keys by age and load, a linear decoder without keys, singular values, bits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, a
     o = answers(trace, queries, position, state_before(trace, position))
     mask = wanted[:, None].expand(b, h, -1)
     error = (o - v).square().sum(-1) / v.square().sum(-1)[mask].mean()
-    measured = [
+    measured: list[tuple[Callable[..., Row], str, Tensor]] = [
         (share_row, "top1", nearest(o, v, trace.candidates)),
         (mean_row, "error", error),
         (mean_row, "cosine", torch.cosine_similarity(o, v, dim=-1)),
