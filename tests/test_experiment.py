@@ -10,10 +10,11 @@ from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from recall_lab import run, theory
+from recall_lab import run
 from recall_lab.figure import needle, recall_phase_diagram, retrieval, selective_copying, updates, window_coverage
 from recall_lab.job import identity
 from recall_lab.task.mqar import MQAR
+from recall_lab.theory import budget, linear_attention
 from recall_lab.train import test_cells as grid
 from recall_lab.train import training_cells
 
@@ -101,19 +102,19 @@ def test_a_variant_of_a_mixer_is_the_mixer_with_other_settings(variant):
 def test_what_a_memory_that_adds_recalls():
     rng = np.random.default_rng(0)
     again = rng.binomial(6, 1 / 4, size=200_000)
-    assert abs(theory.superposed_recall(6, 4) - np.mean(1 / (again + 1))) < 0.003
-    assert theory.superposed_recall(0, 4) == pytest.approx(1)
+    assert abs(linear_attention.superposed_recall(6, 4) - np.mean(1 / (again + 1))) < 0.003
+    assert linear_attention.superposed_recall(0, 4) == pytest.approx(1)
 
 
 def test_window_reach_by_brute_force():
-    """A place that sees key and value through the convolution, and lies in the window of the query."""
+    """A position that sees key and value through the convolution, and lies in the window of the query."""
     key, value = 20, 21
     for width in (0, 1, 2, 3, 4):
         for window in (1, 4, 9):
             for query in range(24, 60):
                 places = [s for s in range(query + 1) if s - width < key <= s and s - width < value <= s]
                 found = any(query - window < s <= query for s in places)
-                assert found == (query - value < theory.window_reach(window, width))
+                assert found == (query - value < budget.window_reach(window, width))
 
 
 def test_the_law_of_the_figure_counts_distances():
@@ -196,7 +197,7 @@ def test_phase_diagram():
     ((_, figure),) = recall_phase_diagram.draw(pd.concat(by_width))
     linear = figure.axes[0]
     assert numbers(linear) == ["8", "16", "32"] * 3
-    capacity = theory.linear_capacity(32, 32, 128)
+    capacity = linear_attention.capacity(32, 32, 128)
     assert 64 < capacity < 256
     # The solid line leaves the diagram at its top, at the width whose capacity is the most that was asked.
     solid, dashed = linear.lines[:2]

@@ -18,7 +18,7 @@ FLOOR = {
     "report": 4, "job": 4,
     "run": 5, "catalogue": 6, "__main__": 7, "__init__": 0,
 }  # fmt: skip
-SHARED = {"base", "matrix_memory", "cache", "feature_map", "style"}
+SHARED = {"base", "matrix_memory", "cache", "feature_map", "style", "laws"}
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
 WITHOUT_TORCH = ("figure", "task", "results", "theory", "say", "report", "run", "catalogue", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from recall_lab import theory
+from recall_lab.theory import fits
 from recall_lab.mixer.base import Trace
 from recall_lab.probe.base import Row
 from recall_lab.shapes import State
@@ -64,7 +64,7 @@ def cost(
     for metric in dict.fromkeys(row["metric"] for row in rows):
         points = [(row["length"], row["value"]) for row in rows if row["metric"] == metric]
         if all(value > 0 for _, value in points):
-            slope, low, high = theory.exponent(*zip(*points, strict=True))
+            slope, low, high = fits.exponent(*zip(*points, strict=True))
             rows.append({"metric": "exponent", "of": metric, "value": slope, "low": low, "high": high})
     return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 

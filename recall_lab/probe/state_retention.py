@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab import theory
+from recall_lab.theory import information
 from recall_lab.mixer.base import Trace
 from recall_lab.probe.base import (
     IGNORE,
@@ -55,7 +55,7 @@ def state_retention(
       top1       share of read-outs nearest, in angle, to the value that was written
       error      E‖o − v‖²/E‖v‖², with keys asked for at the scale of the trace's own queries
       cosine     between o and v
-    bits, bits_per_entry: Fano's bound for that top-1 (`theory.bits_kept`), over the numbers carried.
+    bits, bits_per_entry: Fano's bound for that top-1 (`theory.information.bits_kept`), over the numbers carried.
     norm: of all numbers carried; effective_rank, stable_rank, participation: of S.
     decode_top1, decode_control, selectivity, decode_r2: see `decode`.
     state_rank: see `effective_state_size`.
@@ -107,7 +107,7 @@ def keyed(trace: Trace, place: int, read: str, age_bins: int, entries: int) -> l
         mean_row("cosine", cosine[mask], **where),
     ]
     options = wanted.sum(1).double().mean() if trace.candidates is None else len(trace.candidates)
-    bits = float(theory.bits_kept(pairs, 1 - rows[0]["value"], float(options)))
+    bits = float(information.bits_kept(pairs, 1 - rows[0]["value"], float(options)))
     rows.append({"metric": "bits", "value": h * bits, **where})
     rows.append({"metric": "bits_per_entry", "value": bits / max(entries, 1), **where})
     age = place - columns.cpu().numpy()
