@@ -147,9 +147,10 @@ def varying(table: pd.DataFrame) -> list[str]:
     return [name for name in settings if (groups[name].nunique(dropna=False) > 1).any()]
 
 
-def series(table: pd.DataFrame) -> pd.Series:
-    """What a legend calls a run: its mixer, and the settings that tell it from others of the same mixer."""
-    settings = varying(table)
+def series(table: pd.DataFrame, axis: Iterable[str] = ()) -> pd.Series:
+    """What a legend calls a run: its mixer, and the settings that tell it from others of the same mixer, but for those
+    that a figure takes as its axis."""
+    settings = [name for name in varying(table) if name not in set(axis)]
     label = table["mixer"].astype(str)
     for name in settings:
         several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
