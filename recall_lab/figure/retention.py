@@ -92,10 +92,13 @@ def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look
 
 
 def _half(age: np.ndarray, value: np.ndarray) -> float | None:
-    """Age at which the curve first falls to half of its first value, linear in log age; None if it never does."""
+    """Age at which the curve first falls to half of its first value, linear in log age.
+
+    None if it never does, or starts below 1/2.
+    """
     level = value[0] / 2
     below = np.flatnonzero(value < level)
-    if not below.size or below[0] == 0:
+    if not below.size or value[0] < 0.5:
         return None
     i = below[0]
     part = (value[i - 1] - level) / (value[i - 1] - value[i])

@@ -11,10 +11,14 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import blended_transform_factory
 
 FIXED = {
     "softmax": ("#111111", "o"),
@@ -204,15 +208,15 @@ def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> Non
 
 
 def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
-    """A y axis from 0 to 1, with a dotted line at chance and, where asked for, its value to the right of the axes."""
+    """A y axis from 0 to 1, with a dotted line at chance and, with `note`, its value at the left end of the line."""
     ax.set_ylim(-0.02, 1.03)
     if chance is None:
         return
     ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
     if note:
         ax.text(
-            1, chance, f" chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center",
-            fontsize="small", color="0.4",
+            0.01, chance, f"chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="bottom",
+            fontsize="small", color="0.4", zorder=1,
         )  # fmt: skip
 
 
@@ -240,7 +244,7 @@ def heatmap(ax: Axes, table: pd.DataFrame) -> None:
 
 
 def heatmap_bar(made: Figure, axes: np.ndarray) -> None:
-    """The colour bar of `heatmap`."""
+    """Adds the colour bar of `heatmap`."""
     mappable = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, 100), "viridis")
     made.colorbar(mappable, ax=list(axes.flat), label="accuracy (%)", shrink=0.6)
 
@@ -256,16 +260,30 @@ def legend_height(labels: Iterable[str], title: str = "") -> float:
 
 
 def legend(ax: Axes, labels: Mapping[str, str], shown: Mapping[str, Look], title: str = "") -> None:
-    """The legend of a row of panels, right of its last one: each series' line and marker beside its label."""
+    """The legend of a row of panels, right of all panels and level with `ax`: each series under its label."""
     handles = [
         Line2D([], [], color=shown[name].colour, marker=shown[name].marker, markersize=5, label=label)
         for name, label in labels.items()
     ]
-    made = ax.legend(
-        handles=handles, title=title or None, loc="upper left", bbox_to_anchor=(1.02, 1.02), borderaxespad=0,
-        frameon=False, fontsize="small", title_fontsize="small", alignment="left",
+    legend_beside(ax, handles, title)
+
+
+def legend_beside(ax: Axes, handles: Sequence[Artist], title: str = "") -> None:
+    """A legend right of all panels, level with `ax`. The panels make room for the widest such legend of the figure."""
+    made = ax.get_figure(root=True)
+    assert isinstance(made, Figure)
+    added = made.legend(
+        handles=handles, title=title or None, loc="upper left", borderaxespad=0, frameon=False, fontsize="small",
+        title_fontsize="small", alignment="left",
     )  # fmt: skip
-    made.set_in_layout(True)
+    added.set_in_layout(False)  # its height must not stretch the row of panels
+    renderer = FigureCanvasAgg(made).get_renderer()
+    width = max(one.get_window_extent(renderer).width for one in made.legends) / made.dpi
+    left = 1 - (width + 0.15) / made.get_figwidth()
+    engine = made.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, left, 1))
+    added.set_bbox_to_anchor((left, 1.02), blended_transform_factory(made.transFigure, ax.transAxes))
 
 
 def shades(count: int) -> list[Colour]:

@@ -46,12 +46,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             above.set_title(title if points["series"].nunique() == 1 else f"{series}\n{title}")
         for ax in axes[:, 0]:
             ax.set_ylabel("accuracy per scored token")
-        axes[0, -1].legend(
-            handles=list(axes[0, -1].containers),
-            title=f"lines: the law at w\nbands: up to w + c − 2\npoints: {base.replicates(points, 'bars')}",
-            loc="upper left", bbox_to_anchor=(1.02, 1.02), borderaxespad=0, frameon=False, fontsize="small",
-            title_fontsize="small", alignment="left",
-        )  # fmt: skip
+        handles, _ = axes[0, -1].get_legend_handles_labels()
+        note = f"lines: the law at w\nbands: up to w + c − 2\npoints: {base.replicates(points, 'bars')}"
+        style.legend_beside(axes[0, -1], handles, note)
     yield "window_coverage", made
 
 
