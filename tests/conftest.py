@@ -2,20 +2,28 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from jaxtyping import install_import_hook
 
-install_import_hook("recall_lab", "beartype.beartype")
+install_import_hook("recall_lab", "typechecker.check")
 
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
+from hydra.utils import instantiate  # noqa: E402
+
+from recall_lab.model import Model  # noqa: E402
+from recall_lab.task.mqar import MQAR  # noqa: E402
+from recall_lab.train import Training  # noqa: E402
 
 CONF = Path(__file__).parents[1] / "conf"
 GOLDEN = Path(__file__).parent / "golden"
+CPU = torch.device("cpu")
+TASK = MQAR(vocab=32, length=16, pairs=4)
 
 
 def names(group: str) -> list[str]:
@@ -27,6 +35,19 @@ def config(*overrides: str):
     """The real configuration, composed as the command line does."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
+
+
+def small_model(mixer: str = "softmax", seed: int = 0, overrides: Sequence[str] = (), **more: Any) -> Model:
+    """An untrained model for TASK: one layer of width 16."""
+    chosen = instantiate(config(f"mixer={mixer}", *overrides).mixer, _convert_="all")
+    torch.manual_seed(seed)
+    layers = len(chosen) if isinstance(chosen, list) else 1
+    return Model(TASK.vocab, chosen, **{"d_model": 16, "layers": layers, **more})
+
+
+def small_training(**changed: Any) -> Training:
+    """Thirty small steps, with a validation after every ten."""
+    return Training(**{"steps": 30, "tokens": 512, "validate_every": 10, "validation_sequences": 16, **changed})
 
 
 def golden(name: str) -> dict[str, torch.Tensor]:

@@ -150,7 +150,7 @@ def test_definition(policy, options):
     o, A, state = by_definition(policy, options, *tensors)
     gradient = torch.autograd.grad((o * direction).sum(), tensors)
     mixer = POLICIES[policy][0](d_model=8, heads=2, **options)
-    for how, block in (("parallel", 64), ("parallel", 5), ("recurrent", 64)):
+    for how, block in (("parallel", 64), ("parallel", 5), ("run_recurrence", 64)):
         mixer.block = block
         output, memory = getattr(mixer, how)(*tensors, {})
         assert torch.allclose(output, o, rtol=0, atol=1e-12)

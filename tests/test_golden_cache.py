@@ -21,7 +21,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
-@pytest.mark.parametrize("how", ["parallel", "recurrent", "split"])
+@pytest.mark.parametrize("how", ["parallel", "run_recurrence", "split"])
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case, how, dtype):
     file, output, options = CASES[case]

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from recall_lab.mixer import matrix_memory
-from recall_lab.mixer.base import Mixer, ShortConv
+from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.based import Based
+from recall_lab.mixer.decay import MambaDecay
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.feature_map import Hedgehog, dpfp, taylor
 from recall_lab.mixer.gated_delta import GatedDelta
@@ -23,9 +24,10 @@ from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.log_linear import LogLinear
 from recall_lab.mixer.mamba2 import Mamba2
-from recall_lab.mixer.matrix_memory import Decay, Update
+from recall_lab.mixer.matrix_memory import Update
 from recall_lab.mixer.mesa import Mesa
 from recall_lab.mixer.rwkv7 import RWKV7
+from recall_lab.mixer.short_conv import ShortConv
 
 Arrays = dict[str, Tensor]
 Case = Callable[[Arrays, Arrays | None, str], tuple[Tensor, Arrays]]
@@ -85,13 +87,13 @@ def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
             def update(self, k, v, gates):
                 return update({name: bhtd(value) for name, value in x.items() if not name.startswith("h0")})
 
-            def recurrent(self, q, k, v, gates, memory=None):
-                memory, outputs = (self.empty(q, v) if memory is None else memory)["S"], []
+            def run_recurrence(self, q, k, v, gates, state=None):
+                S, outputs = (self.empty_state(q, v) if state is None else state)["S"], []
                 for t in range(q.shape[2]):
                     here = [y[:, :, t : t + 1] if isinstance(y, Tensor) else y for y in self.update(k, v, gates)]
-                    o, memory = matrix_memory.step(self.query(q[:, :, t : t + 1]), Update(*here), memory)
+                    o, S = matrix_memory.step(self.query(q[:, :, t : t + 1]), Update(*here), S)
                     outputs.append(o)
-                return torch.cat(outputs, dim=2), {"S": memory}
+                return torch.cat(outputs, dim=2), {"S": S}
 
             def query(self, q):
                 return super().query(q) if scaled else q
@@ -136,7 +138,7 @@ def limits(name: str, dtype: torch.dtype) -> tuple[float, float]:
     return (limit["float32"], limit["gradients_float32"]) if dtype == torch.float32 else (limit["float64"],) * 2
 
 
-@pytest.mark.parametrize("form", ["parallel", "recurrent"])
+@pytest.mark.parametrize("form", ["parallel", "run_recurrence"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", FILES)
 def test_golden(name, dtype, form):
@@ -198,7 +200,7 @@ def test_mamba_decay(parts, name, suffix, width):
         "dt_bias": parts["dt_bias" + suffix],
     }
     raw = parts["gate_raw" + suffix].reshape(2, 16, -1)
-    g, _ = functional_call(Decay(2 * width, 2, width), weights, raw)
+    g, _ = functional_call(MambaDecay(2 * width, 2, width), weights, raw)
     assert ratio(bhtd(g), parts[name]) < 1e-10
 
 
@@ -218,4 +220,5 @@ def test_output_norm_and_gate(parts):
     mixer = Linear(d_model=8, output_norm=True, output_gate=True).double()
     one = torch.eye(8, dtype=torch.float64)
     mixer.g_proj.weight.data, mixer.o_proj.weight.data, mixer.norm.weight.data = one, one, parts["norm_w"]
-    assert ratio(mixer.emit(parts["norm_x"][:, None], parts["norm_z"]).detach(), parts["rmsnorm_gated_after"]) < 1e-10
+    y = mixer.read_out(parts["norm_x"][:, None], parts["norm_z"]).detach()
+    assert ratio(y, parts["rmsnorm_gated_after"]) < 1e-10

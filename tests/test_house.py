@@ -13,12 +13,12 @@ PACKAGE = Path(__file__).parents[1] / "recall_lab"
 FLOOR = {
     "shapes": 0, "checks": 0, "files": 0, "theory": 0, "say": 0,
     "task": 1, "mixer": 1, "results": 1,
-    "model": 2, "oracle": 2,
+    "checkpoint": 2, "data": 2, "metrics": 2, "model": 2, "oracle": 2,
     "train": 3, "probe": 3, "figure": 3,
     "report": 4, "job": 4,
     "run": 5, "catalogue": 6, "__main__": 7, "__init__": 0,
 }  # fmt: skip
-SHARED = {"base", "matrix_memory", "cache", "feature_map", "style", "laws"}
+SHARED = {"base", "short_conv", "numerics", "decay", "matrix_memory", "cache", "feature_map", "style", "laws"}
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""
 WITHOUT_TORCH = ("figure", "task", "results", "theory", "say", "report", "run", "catalogue", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -70,7 +70,7 @@ def test_parallel_is_the_recurrence(name, options):
     mixer = build(name, **options).double()
     x = draw(mixer, 100).requires_grad_()
     q, k, v, gates, _ = mixer.project(x)
-    states, outputs, memory = {}, [], mixer.empty(q, v)
+    states, outputs, memory = {}, [], mixer.empty_state(q, v)
     for t in range(100):
         here = slice(t, t + 1)
         gate = {key: value[:, :, here] for key, value in gates.items()}
@@ -132,7 +132,7 @@ def test_one_head_and_whole_chunks(name, options, length):
     mixer = build(name, **options, heads=1).double()
     x = draw(mixer, length)
     q, k, v, gates, _ = mixer.project(x)
-    outputs = [getattr(mixer, form)(q, k, v, gates)[0] for form in ("parallel", "recurrent")]
+    outputs = [getattr(mixer, form)(q, k, v, gates)[0] for form in ("parallel", "run_recurrence")]
     gradients = [torch.autograd.grad(total(o), [q, k, v], retain_graph=True) for o in outputs]
     assert close(*outputs)
     assert all(close(x, y, 1e-9) for x, y in zip(*gradients, strict=True))
@@ -318,7 +318,7 @@ def test_strong_decays(name, strong):
     g = -0.1 * torch.rand(shape, generator=generator)
     g = torch.where(torch.rand(shape, generator=generator) < 0.1, strong * torch.rand(shape, generator=generator), g)
     results = []
-    for dtype, form in ((torch.float32, "parallel"), (torch.float64, "recurrent")):
+    for dtype, form in ((torch.float32, "parallel"), (torch.float64, "run_recurrence")):
         leaf = g.to(dtype, copy=True).requires_grad_()
         given = {key: value.detach().to(dtype) for key, value in gates.items()} | {"log_decay": leaf}
         q_, k_, v_ = (x.detach().to(dtype, copy=True).requires_grad_() for x in (q, k, v))

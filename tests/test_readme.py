@@ -48,7 +48,7 @@ def test_the_mixer_keeps_the_contract(mine):
     x = torch.randn(2, 70, 8, dtype=torch.float64)
     q, k, v, gates, _ = mixer.project(x)
     o, memory = mixer.parallel(q, k, v, gates)
-    slow, left = mixer.recurrent(q, k, v, gates)
+    slow, left = mixer.run_recurrence(q, k, v, gates)
     assert torch.allclose(o, slow)
     assert torch.allclose(memory["S"], left["S"])
     assert torch.allclose(mixer.effective_attention(q, k, gates) @ v, o)

@@ -6,8 +6,9 @@ own options. Everything else follows from those two.
 """
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recall_lab.mixer.short_conv import ShortConv
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
 
 
@@ -48,6 +50,14 @@ class Mixer(nn.Module, ABC):
 
     linear_in_v: ClassVar[bool] = True
     """Whether o = A v for weights A that do not depend on v."""
+    neutral_gates: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Gate name → the value at which the mechanism writes every pair completely and forgets nothing.
+
+    A mechanism that has no such value declares the nearest one it has."""
+    gate_options: ClassVar[tuple[str, ...]] = ()
+    """Names of options that act on how gates are computed from x and on nothing else.
+
+    They have no effect where gates are given as numbers."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -73,6 +83,11 @@ class Mixer(nn.Module, ABC):
         self.norm = nn.RMSNorm(self.d_value, eps=1e-5) if self.output_norm else None
         self.g_proj = nn.Linear(self.d_model, values, bias=False) if self.output_gate else None
 
+    @property
+    def fixed_gates(self) -> frozenset[str]:
+        """Names of the gates that this mixer's options set to a constant, whatever x is (decay=0.9)."""
+        return frozenset()
+
     # The mechanism: pure functions of (q, k, v, gates), all b h t d.
 
     def gates(self, x: Hidden) -> Gates:
@@ -80,32 +95,34 @@ class Mixer(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        """All places at once: the outputs (b h t v) and the memory behind the last place.
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        """All positions at once: the outputs (b h t v) and the state after the last position.
 
-        `memory` is what an earlier segment left (None: nothing yet); any width of v is accepted.
+        `state` is the one an earlier segment ended with (None: the empty state). Any width of v is accepted.
         """
 
     @abstractmethod
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        """One place (t = 1) from the memory of the place before: the definition `parallel` must equal."""
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        """One position (t = 1), from the state before it: the definition that `parallel` must equal."""
 
     @abstractmethod
-    def empty(self, q: Query, v: Value) -> State:
-        """The memory before the first place, for tensors of q's and v's batch, widths, type and device."""
+    def empty_state(self, q: Query, v: Value) -> State:
+        """The state before the first position, for tensors of the batch, widths, type and device of q and v."""
 
     # What follows from it.
 
-    def recurrent(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        """`parallel` by stepping `recurrence` through time: slow, and right by definition."""
-        memory = self.empty(q, v) if memory is None else memory
+    def run_recurrence(
+        self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None
+    ) -> tuple[Value, State]:
+        """The outputs and the final state of `parallel`, computed by one `recurrence` per position: slow, for tests."""
+        state = self.empty_state(q, v) if state is None else state
         outputs = []
         for t in range(q.shape[2]):
             here = slice(t, t + 1)
             gate = {name: value[:, :, here] for name, value in gates.items()}
-            o, memory = self.recurrence(q[:, :, here], k[:, :, here], v[:, :, here], gate, memory)
+            o, state = self.recurrence(q[:, :, here], k[:, :, here], v[:, :, here], gate, state)
             outputs.append(o)
-        return torch.cat(outputs, dim=2), memory
+        return torch.cat(outputs, dim=2), state
 
     def effective_attention(self, q: Query, k: Query, gates: Gates) -> Attention:
         """A (b h t s) with o = A v: the mechanism run on the identity in place of v.
@@ -134,7 +151,7 @@ class Mixer(nn.Module, ABC):
             q, k = self.q_length[:, None, None] * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         return q, k, v, self.gates(x), carried
 
-    def emit(self, o: Value, x: Hidden) -> Hidden:
+    def read_out(self, o: Value, x: Hidden) -> Hidden:
         """From the mechanism's outputs back to the width of the model: norm, gate, o_proj."""
         if self.norm is not None:
             o = self.norm(o)
@@ -146,23 +163,23 @@ class Mixer(nn.Module, ABC):
     def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
         """The whole segment x at once, continuing from `state`; also the state it leaves."""
         q, k, v, gates, carried = self.project(x, state)
-        memory = None if state is None else {name: part for name, part in state.items() if name != "conv"}
-        o, memory = self.parallel(q, k, v, gates, memory)
-        return self.emit(o, x), memory | carried
+        before = None if state is None else {name: part for name, part in state.items() if name != "conv"}
+        o, after = self.parallel(q, k, v, gates, before)
+        return self.read_out(o, x), after | carried
 
     def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
         """One token (t = 1), from the state the token before left: what decoding runs."""
         q, k, v, gates, carried = self.project(x, state)
-        memory = {name: part for name, part in state.items() if name != "conv"}
-        o, memory = self.recurrence(q, k, v, gates, memory)
-        return self.emit(o, x), memory | carried
+        before = {name: part for name, part in state.items() if name != "conv"}
+        o, after = self.recurrence(q, k, v, gates, before)
+        return self.read_out(o, x), after | carried
 
     def initial_state(self, batch: int = 1) -> State:
         """The state before the first token, on the weights' device and in their type."""
         x = self.q_proj.weight.new_zeros(batch, 1, self.d_model)
         q = x.new_zeros(batch, self.heads, 1, self.d_key)
-        state = self.empty(q, x.new_zeros(batch, self.heads, 1, self.d_value))
-        return state if self.conv is None else state | {"conv": self.conv.empty(x)}
+        state = self.empty_state(q, x.new_zeros(batch, self.heads, 1, self.d_value))
+        return state if self.conv is None else state | {"conv": self.conv.empty_cache(x)}
 
     @torch.no_grad()
     def state_size(self, length: int) -> tuple[int, int]:
@@ -176,33 +193,6 @@ class Mixer(nn.Module, ABC):
             _, state = self.forward(x[:, 1:], state)
         _, state = self.step(x[:, :1], state)
         return sum(p.numel() for p in state.values()), sum(p.numel() * p.element_size() for p in state.values())
-
-
-class ShortConv(nn.Module):
-    """Causal depthwise convolution over time: y_t = Σ_j w_j ⊙ x_{t−width+1+j}, the past being part of the state."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.weight = nn.Parameter(torch.empty(channels, 1, width))
-        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
-
-    def empty(self, x: Tensor) -> Tensor:
-        """The cache before the first token: width − 1 zeros a channel (b c w−1)."""
-        return x.new_zeros(x.shape[0], self.weight.shape[0], self.width - 1)
-
-    def forward(self, x: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x (b t c) and the width − 1 inputs before it → y (b t c) and the last width − 1 inputs."""
-        cache = self.empty(x) if cache is None else cache
-        padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
-        y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
-        return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]
-
-
-def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Where autocast would round what must stay exact; x names the device, which may be one that has no autocast."""
-    known = torch.amp.is_autocast_available(x.device.type)
-    return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
 
 
 @dataclass(frozen=True)

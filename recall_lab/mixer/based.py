@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer, without_autocast
+from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.feature_map import taylor
-from recall_lab.mixer.matrix_memory import Update, chunked, full, step
+from recall_lab.mixer.matrix_memory import Update, chunked, step
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Query, State, Value
 
 
@@ -39,30 +40,30 @@ class Based(Mixer):
         if not isinstance(self.window, int) or self.window < 0:
             raise ValueError(f"window={self.window!r}: a whole number of at least 0")
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
-        return self._run(partial(chunked, chunk=self.chunk), q, k, v, memory)
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
+        return self._run(partial(chunked, chunk=self.chunk), q, k, v, state)
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self._run(step, q, k, v, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self._run(step, q, k, v, state)
 
-    def _run(self, form: Callable, q: Query, k: Query, v: Value, memory: State) -> tuple[Value, State]:
+    def _run(self, form: Callable, q: Query, k: Query, v: Value, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            q, k, wide = full(q), full(k), full(v)
+            q, k, wide = full_precision(q), full_precision(k), full_precision(v)
             summed = torch.cat([wide, torch.ones_like(wide[..., :1])], dim=-1)
-            o, S = form(taylor(q), Update(taylor(k), summed), memory["S"])
-            state, scale = {"S": S}, 1.0
+            o, S = form(taylor(q), Update(taylor(k), summed), state["S"])
+            after, scale = {"S": S}, 1.0
             if self.window:
-                k, wide = torch.cat([memory["k"], k], dim=2), torch.cat([memory["v"], wide], dim=2)
+                k, wide = torch.cat([state["k"], k], dim=2), torch.cat([state["v"], wide], dim=2)
                 correction, scale = _window(q, k, wide, self.window)
                 o = o * scale + correction
-                state |= {name: x[:, :, max(0, x.shape[2] - self.window + 1) :] for name, x in (("k", k), ("v", wide))}
-            return (o[..., :-1] / (o[..., -1:] + 1e-6 * scale)).to(v.dtype), state
+                after |= {name: x[:, :, max(0, x.shape[2] - self.window + 1) :] for name, x in (("k", k), ("v", wide))}
+            return (o[..., :-1] / (o[..., -1:] + 1e-6 * scale)).to(v.dtype), after
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         d = q.shape[-1]
-        S = full(v).new_zeros(*q.shape[:2], 1 + d + d * (d + 1) // 2, v.shape[-1] + 1)
-        return {"S": S} | ({"k": full(q[:, :, :0]), "v": full(v[:, :, :0])} if self.window else {})
+        S = full_precision(v).new_zeros(*q.shape[:2], 1 + d + d * (d + 1) // 2, v.shape[-1] + 1)
+        return {"S": S} | ({"k": full_precision(q[:, :, :0]), "v": full_precision(v[:, :, :0])} if self.window else {})
 
 
 def _window(q: Query, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:

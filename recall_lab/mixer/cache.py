@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 CachedKey = Float[Tensor, "b h s k"]
@@ -27,15 +27,15 @@ CachedKey = Float[Tensor, "b h s k"]
 CachedValue = Float[Tensor, "b h s v"]
 
 
-def extend(memory: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
+def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
     """The keys and values carried so far, and behind them the new ones."""
-    return torch.cat([memory["k"], k], dim=2), torch.cat([memory["v"], v], dim=2)
+    return torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
 
 
 def score(q: Query, k: CachedKey) -> Attention:
     """q_t·k_s / √d_key, in at least float32: a choice between tokens must not hang on how half precision rounds."""
     with without_autocast(q):
-        return (full(q) * q.shape[-1] ** -0.5) @ full(k).mT
+        return (full_precision(q) * q.shape[-1] ** -0.5) @ full_precision(k).mT
 
 
 def causal(q: Query, k: CachedKey) -> Attention:
@@ -79,24 +79,24 @@ class Cache(Mixer):
         """What of the keys or values (b h s d) is carried on: all, unless the policy says otherwise."""
         return x
 
-    def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        """The outputs of any number of places, and the memory behind the last, from the memory before the first."""
-        k, v = extend(memory, k, v)
+    def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        """The outputs of any number of places, and the state behind the last, from the state before the first."""
+        k, v = extend(state, k, v)
         return weigh(self.logits(q, k), v), {"k": self.keep(k), "v": self.keep(v)}
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
         blocks = {name: part.split(self.block, dim=2) for name, part in {**gates, "q": q, "k": k, "v": v}.items()}
         outputs = []
         for block in (dict(zip(blocks, parts, strict=True)) for parts in zip(*blocks.values(), strict=True)):
-            o, memory = self.attend(block.pop("q"), block.pop("k"), block.pop("v"), block, memory)
+            o, state = self.attend(block.pop("q"), block.pop("k"), block.pop("v"), block, state)
             outputs.append(o)
-        return torch.cat(outputs, dim=2), memory
+        return torch.cat(outputs, dim=2), state
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self.attend(q, k, v, gates, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self.attend(q, k, v, gates, state)
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         return {"k": q[:, :, :0], "v": v[:, :, :0]}
 
 

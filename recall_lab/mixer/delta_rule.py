@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta_update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeltaRule(MatrixMemory):
-    """Each write first takes away what the memory already answers for that key.
+    """Each write first takes away what the state already answers for that key.
 
     S_t = (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √d: one step of gradient descent with rate β_t
     on ½‖Sᵀk_t − v_t‖²;  A_ts = q_tᵀ Π_{r=s+1..t} (I − β_r k_r k_rᵀ) β_s k_s / √d;  state: S.
@@ -32,4 +32,4 @@ class DeltaRule(MatrixMemory):
         return {"beta": 2 * beta if self.allow_neg_eigval else beta}
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        return delta(k, v, gates)
+        return delta_update(k, v, gates)

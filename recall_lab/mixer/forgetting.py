@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recall_lab.mixer.base import without_autocast
 from recall_lab.mixer.cache import Cache, causal, extend, weigh
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -27,21 +26,21 @@ class Forgetting(Cache):
         self.f_proj = nn.Linear(self.d_model, self.heads)
 
     def gates(self, x: Hidden) -> Gates:
-        return {"log_forget": F.logsigmoid(full(self.f_proj(x))).transpose(1, 2)}
+        return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}
 
-    def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        k, v = extend(memory, k, v)
-        g = full(gates["log_forget"])[..., None]  # b h t 1
+    def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        k, v = extend(state, k, v)
+        g = full_precision(gates["log_forget"])[..., None]  # b h t 1
         t = g.shape[2]
         ones = g.new_ones(t, t)
         with without_autocast(q):
             since_memory, between, since = ones.tril() @ g, ones.tril() @ (g * ones.tril(-1)), ones.triu(1) @ g
-        faded = memory["decay"][:, :, None]  # b h 1 s
+        faded = state["decay"][:, :, None]  # b h 1 s
         logits = causal(q, k) + torch.cat([faded + since_memory, between], dim=-1)
         # A weight below e^−80 is nought, lest numbers too small for float32 to hold well slow every product down.
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
-        decay = torch.cat([memory["decay"] + since_memory[:, :, -1], since[..., 0]], dim=-1)
+        decay = torch.cat([state["decay"] + since_memory[:, :, -1], since[..., 0]], dim=-1)
         return weigh(logits, v), {"k": k, "v": v, "decay": decay}
 
-    def empty(self, q: Query, v: Value) -> State:
-        return super().empty(q, v) | {"decay": full(q)[:, :, :0, 0]}
+    def empty_state(self, q: Query, v: Value) -> State:
+        return super().empty_state(q, v) | {"decay": full_precision(q)[:, :, :0, 0]}

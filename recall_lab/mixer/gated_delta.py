@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update, delta
+from recall_lab.mixer.decay import MambaDecay
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta_update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GatedDelta(MatrixMemory):
-    """The delta rule on a memory that first decays as a whole.
+    """The delta rule on a state that first decays as a whole.
 
     S' = e^{g_t} S_{t−1},  S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ,  o_t = S_tᵀ q_t / √d;
     A_ts = q_tᵀ (Π_{r=s+1..t} e^{g_r} (I − β_r k_r k_rᵀ)) β_s k_s / √d, later factors on the left;  state: S.
@@ -27,7 +28,7 @@ class GatedDelta(MatrixMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.decay = Decay(self.d_model, self.heads)
+        self.decay = MambaDecay(self.d_model, self.heads)
         self.b_proj = nn.Linear(self.d_model, self.heads, bias=False)
 
     def gates(self, x: Hidden) -> Gates:
@@ -36,4 +37,4 @@ class GatedDelta(MatrixMemory):
         return {"log_decay": self.decay(x)[0], "beta": 2 * beta if self.allow_neg_eigval else beta}
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        return delta(k, v, gates)
+        return delta_update(k, v, gates)

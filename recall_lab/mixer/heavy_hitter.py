@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.mixer.cache import Budget, extend, weigh
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.numerics import full_precision
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 
@@ -24,10 +24,10 @@ class HeavyHitter(Budget):
     Source: Zhang et al., arXiv 2306.14048; akin to Scissorhands, Liu et al., arXiv 2305.17118.
     """
 
-    def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        k, v = extend(memory, k, v)
+    def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        k, v = extend(state, k, v)
         logits = self.logits(q, k)
-        hidden, mass = self.evict(logits.detach(), memory["mass"])
+        hidden, mass = self.evict(logits.detach(), state["mass"])
         order = hidden[:, :, -1].argsort(dim=-1, descending=True, stable=True)
         stay = order[:, :, : min(k.shape[2], self.budget - 1)]
         kept = {
@@ -53,5 +53,5 @@ class HeavyHitter(Budget):
             hidden.append(out)
         return torch.stack(hidden, dim=2), mass
 
-    def empty(self, q: Query, v: Value) -> State:
-        return super().empty(q, v) | {"mass": full(q)[:, :, :0, 0]}
+    def empty_state(self, q: Query, v: Value) -> State:
+        return super().empty_state(q, v) | {"mass": full_precision(q)[:, :, :0, 0]}

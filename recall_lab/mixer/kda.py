@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update, delta
+from recall_lab.mixer.decay import MambaDecay
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, delta_update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
@@ -24,7 +25,7 @@ class KDA(MatrixMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.decay = Decay(self.d_model, self.heads, self.d_key)
+        self.decay = MambaDecay(self.d_model, self.heads, self.d_key)
         self.b_proj = nn.Linear(self.d_model, self.heads, bias=False)
 
     def gates(self, x: Hidden) -> Gates:
@@ -32,4 +33,4 @@ class KDA(MatrixMemory):
         return {"log_decay": self.decay(x)[0], "beta": torch.sigmoid(self.b_proj(x)).transpose(1, 2)}
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        return delta(k, v, gates)
+        return delta_update(k, v, gates)

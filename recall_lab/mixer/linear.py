@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from recall_lab.mixer.feature_map import feature_map
-from recall_lab.mixer.matrix_memory import MatrixMemory, Update, full
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update
+from recall_lab.mixer.numerics import full_precision
 from recall_lab.shapes import Gates, Query, State, Value
 
 
@@ -40,6 +41,6 @@ class Linear(MatrixMemory):
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         return o[..., :-1] / (o[..., -1:] + 1e-10) if self.normalizer else o
 
-    def empty(self, q: Query, v: Value) -> State:
-        features = self.query(full(q[:, :, :1])).shape[-1]
-        return {"S": full(v).new_zeros(*q.shape[:2], features, v.shape[-1] + self.normalizer)}
+    def empty_state(self, q: Query, v: Value) -> State:
+        features = self.query(full_precision(q[:, :, :1])).shape[-1]
+        return {"S": full_precision(v).new_zeros(*q.shape[:2], features, v.shape[-1] + self.normalizer)}

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.mixer.matrix_memory import full, spans
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.numerics import full_precision, log_decay_sums, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LogLinear(Mixer):
-    """A memory for each scale of the past, twice as long from one to the next.
+    """A state for each scale of the past, twice as long from one to the next.
 
     A_ts = λ_t[lev(t, s)] Π_{r=s+1..t} γ_r q_t·k_s, lev(t, s) = bit length of t xor s (Fenwick's tree);  at every token
     the memories of the levels up to the lowest set bit of t become one, and a new one of the token alone begins;
@@ -42,11 +42,11 @@ class LogLinear(Mixer):
         level = F.softplus(self.level_proj(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return {"log_decay": F.logsigmoid(self.decay_proj(x)).transpose(1, 2) / 16, "level": level}
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = {} if memory is None else memory
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = {} if state is None else state
         with without_autocast(q):
-            q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
-            length, seen = q.shape[2], _seen(memory)
+            q, k, wide, g, scale = map(full_precision, (q, k, v, gates["log_decay"], gates["level"]))
+            length, seen = q.shape[2], _seen(state)
             # A segment is put where it stands in an aligned block of chunks; one that straddles two is cut there.
             chunk = min(self.chunk, 1 << (length - 1).bit_length())
             block = chunk << (-(-length // chunk) - 1).bit_length()
@@ -56,33 +56,33 @@ class LogLinear(Mixer):
                 left, right = ([x[:, :, part] for x in (q, k, v, g, scale)] for part in (slice(cut), slice(cut, None)))
                 parts = []
                 for *qkv, g, scale in (left, right):
-                    o, memory = self.parallel(*qkv, {"log_decay": g, "level": scale}, memory)
+                    o, state = self.parallel(*qkv, {"log_decay": g, "level": scale}, state)
                     parts.append(o)
-                return torch.cat(parts, dim=2), memory
+                return torch.cat(parts, dim=2), state
             o = _inside(q, k, wide, g, scale, chunk, offset)
             grown = g.cumsum(-1).exp()
-            for level, S in memory.items():
+            for level, S in state.items():
                 reader = q * (grown * _level_scale(scale, _start(level, seen - 1), seen))[..., None]
                 o = o + reader @ S
-            return o.to(v.dtype), _fold(k, wide, g, memory, seen)
+            return o.to(v.dtype), _fold(k, wide, g, state, seen)
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            q, k, wide, g, scale = map(full, (q, k, v, gates["log_decay"], gates["level"]))
-            t = _seen(memory)
+            q, k, wide, g, scale = map(full_precision, (q, k, v, gates["log_decay"], gates["level"]))
+            t = _seen(state)
             lowest = (t & -t).bit_length()  # the lowest set bit's level
-            state = {"level_0": k.mT @ wide}
-            for name, S in memory.items():
+            after = {"level_0": k.mT @ wide}
+            for name, S in state.items():
                 S = S * g[..., None].exp()
                 level = max(_level(name), lowest)
-                state[f"level_{level}"] = state[f"level_{level}"] + S if f"level_{level}" in state else S
+                after[f"level_{level}"] = after[f"level_{level}"] + S if f"level_{level}" in after else S
             o = sum(
-                (scale[..., min(_level(name), scale.shape[-1] - 1), None] * (q @ S) for name, S in state.items()),
+                (scale[..., min(_level(name), scale.shape[-1] - 1), None] * (q @ S) for name, S in after.items()),
                 start=torch.zeros_like(wide),
             )
-            return o.to(v.dtype), state
+            return o.to(v.dtype), after
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         return {}
 
 
@@ -90,13 +90,13 @@ def _level(name: str) -> int:
     return int(name.removeprefix("level_"))
 
 
-def _seen(memory: State) -> int:
-    """The tokens behind a memory: its levels are the set bits of the last one's place."""
-    return 1 + sum(1 << (_level(name) - 1) for name in memory if name != "level_0") if memory else 0
+def _seen(state: State) -> int:
+    """The tokens behind a state: its levels are the set bits of the last one's place."""
+    return 1 + sum(1 << (_level(name) - 1) for name in state if name != "level_0") if state else 0
 
 
 def _start(name: str, t: int) -> int:
-    """The first place of that level's memory after token t."""
+    """The first place of that level's state after token t."""
     return t >> _level(name) << _level(name)
 
 
@@ -123,7 +123,7 @@ def _inside(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: Tensor, chunk: in
     level = sum((apart >> bit > 0).long() for bit in range(depth - 1)) if depth > 1 else apart
     top = scale.shape[-1] - 1
     chosen = (level.clamp(max=top)[..., None] == torch.arange(top + 1, device=q.device)).to(q.dtype)
-    o = (q @ k.mT * spans(g).exp() * torch.einsum("bhntl,tsl->bhnts", scale, chosen)) @ v
+    o = (q @ k.mT * log_decay_sums(g).exp() * torch.einsum("bhntl,tsl->bhnts", scale, chosen)) @ v
 
     # Above the chunk: blocks of twice as many chunks at every level; a right half reads all of its left half.
     grown, rest, total = g.cumsum(-1).exp(), _after(g).exp(), g.sum(-1)
@@ -149,11 +149,11 @@ def _after(g: Tensor) -> Tensor:
     return F.pad(g, (0, 1))[..., 1:].flip(-1).cumsum(-1).flip(-1)
 
 
-def _fold(k: Tensor, v: Tensor, g: Tensor, memory: State, seen: int) -> State:
+def _fold(k: Tensor, v: Tensor, g: Tensor, state: State, seen: int) -> State:
     """The levels' memories behind the last place of a segment that began at place `seen`."""
     last = seen + k.shape[2] - 1
     weighted, kept = k * _after(g)[..., None].exp(), g.sum(-1)[..., None, None].exp()
-    state = {}
+    after = {}
     for level in range(last.bit_length() + 1):
         if level and not last >> (level - 1) & 1:
             continue
@@ -161,8 +161,8 @@ def _fold(k: Tensor, v: Tensor, g: Tensor, memory: State, seen: int) -> State:
         stop = start + (1 << max(level - 1, 0))
         part = slice(max(start - seen, 0), max(stop - seen, 0))
         S = weighted[:, :, part].mT @ v[:, :, part]
-        for name, old in memory.items():
+        for name, old in state.items():
             if start <= _start(name, seen - 1) < stop:
                 S = S + kept * old
-        state[f"level_{level}"] = S
-    return state
+        after[f"level_{level}"] = S
+    return after

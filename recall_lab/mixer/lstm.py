@@ -31,9 +31,9 @@ class LSTM(Mixer):
         bias[..., width : 2 * width] = 1
         self.bias = nn.Parameter(bias)
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
-        h, c = memory["h"], memory["c"]
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
+        h, c = state["h"], state["c"]
         outputs = []
         for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
             take, keep, new, show = (x + h @ self.hidden_weight).chunk(4, dim=-1)
@@ -42,8 +42,8 @@ class LSTM(Mixer):
             outputs.append(h)
         return torch.cat(outputs, dim=2), {"h": h, "c": c}
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self.parallel(q, k, v, gates, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self.parallel(q, k, v, gates, state)
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         return {name: v.new_zeros(*v.shape[:2], 1, self.d_value) for name in ("h", "c")}

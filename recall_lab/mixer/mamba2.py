@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from recall_lab.mixer.matrix_memory import Decay, MatrixMemory, Update
+from recall_lab.mixer.decay import MambaDecay
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
@@ -24,7 +25,7 @@ class Mamba2(MatrixMemory):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.decay = Decay(self.d_model, self.heads)
+        self.decay = MambaDecay(self.d_model, self.heads)
         self.D = nn.Parameter(torch.ones(self.heads))
 
     def gates(self, x: Hidden) -> Gates:

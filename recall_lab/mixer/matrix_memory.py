@@ -15,7 +15,6 @@ would make slow (⟨x, y⟩, the inverse, the loop) bring their own gradient, on
 Sources of the form: Yang et al., arXiv 2406.06484 (delta rule) and 2312.06635 (decay a channel).
 """
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.shapes import Gates, Hidden, Query, State, Value
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.numerics import full_precision, without_autocast
+from recall_lab.shapes import Gates, Query, State, Value
 
 
 class Update(NamedTuple):
@@ -48,7 +48,7 @@ class Update(NamedTuple):
     """Whether a reads S_{t−1} instead of the decayed S'."""
 
 
-def delta(k: Query, v: Value, gates: Gates) -> Update:
+def delta_update(k: Query, v: Value, gates: Gates) -> Update:
     """The delta rule's update at rate gates["beta"] (b h t), on a memory that decays by gates["log_decay"] if any:
     what S'ᵀk answers is taken away, and v put in its place."""
     beta = gates["beta"][..., None]
@@ -384,42 +384,9 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def spans(g: Tensor) -> Tensor:
-    """Σ_{r=s+1..t} g_r for every s ≤ t, −inf for s > t (… t → … t s), each summed over its own places."""
-    ones = g.new_ones(g.shape[-1], g.shape[-1])
-    return (ones.tril() @ (g[..., None] * ones.tril(-1))).masked_fill(ones.triu(1).bool(), -torch.inf)
-
-
-def full(x: Tensor) -> Tensor:
-    """At least float32: a memory that adds up thousands of writes must not do so in half precision."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-class Decay(nn.Module):
-    """Mamba's decay: g = −e^{A_log} Δ with Δ = softplus(W x + dt_bias), an A a head, a Δ for each of `width` channels.
-
-    At the start A ~ U(0, 16) and Δ log-uniform in [1e−3, 0.1], so that some memories last a few tokens, some thousands.
-    Source: Mamba-2, Dao and Gu, arXiv 2405.21060.
-    """
-
-    def __init__(self, d_model: int, heads: int, width: int = 1) -> None:
-        super().__init__()
-        self.width = width
-        self.a_proj = nn.Linear(d_model, heads * width, bias=False)
-        self.A_log = nn.Parameter((16 * (1 - torch.rand(heads))).log())
-        dt = torch.empty(heads * width).uniform_(math.log(1e-3), math.log(0.1)).exp()
-        self.dt_bias = nn.Parameter(dt + (-torch.expm1(-dt)).log())
-
-    def forward(self, x: Hidden) -> tuple[Tensor, Tensor]:
-        """g and Δ, b h t each, or b h t k where there is more than one channel."""
-        dt = F.softplus(full(self.a_proj(x)) + self.dt_bias).unflatten(-1, (-1, self.width)).transpose(1, 2)
-        g = -self.A_log.exp()[:, None, None] * dt
-        return (g, dt) if self.width > 1 else (g[..., 0], dt[..., 0])
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query, its output or the shape of its memory where
+    """A mechanism on this engine states its `update`, and its query, its output or the shape of its state where
     they differ."""
 
     chunk: ClassVar[int] = 32
@@ -430,26 +397,26 @@ class MatrixMemory(Mixer):
         """What is decayed, erased and written at every place."""
 
     def query(self, q: Query) -> Tensor:
-        """What the memory is read with: q / √d_key unless the mechanism says otherwise."""
+        """What the state is read with: q / √d_key unless the mechanism says otherwise."""
         return q * q.shape[-1] ** -0.5
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
         return o
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
-        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, memory)
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
+        return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, state)
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self._run(step, q, k, v, gates, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self._run(step, q, k, v, gates, state)
 
-    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            gates = {name: full(gate) for name, gate in gates.items()}
-            wide = full(v)
-            o, S = form(self.query(full(q)), self.update(full(k), wide, gates), memory["S"])
+            gates = {name: full_precision(gate) for name, gate in gates.items()}
+            wide = full_precision(v)
+            o, S = form(self.query(full_precision(q)), self.update(full_precision(k), wide, gates), state["S"])
             return self.output(o, wide, gates).to(v.dtype), {"S": S}
 
-    def empty(self, q: Query, v: Value) -> State:
-        return {"S": full(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}
+    def empty_state(self, q: Query, v: Value) -> State:
+        return {"S": full_precision(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}

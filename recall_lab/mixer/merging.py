@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import without_autocast
 from recall_lab.mixer.cache import Budget, CachedKey, CachedValue, causal, extend, score, weigh
-from recall_lab.mixer.matrix_memory import full
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Query, State, Value
 
 
@@ -29,15 +28,15 @@ class Merging(Budget):
 
     least: ClassVar[int] = 2
 
-    def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            o, memory = self.merge(
-                q, *extend(memory, full(k), full(v)), F.pad(memory["count"], (0, k.shape[2]), value=1)
+            o, state = self.merge(
+                q, *extend(state, full_precision(k), full_precision(v)), F.pad(state["count"], (0, k.shape[2]), value=1)
             )
-        return o.to(v.dtype), memory
+        return o.to(v.dtype), state
 
     def merge(self, q: Query, k: CachedKey, v: CachedValue, count: Tensor) -> tuple[Value, State]:
-        """`attend` on the slots of the memory (b h s d, count b h s) with the new tokens behind them."""
+        """`attend` on the slots of the state (b h s d, count b h s) with the new tokens behind them."""
         t, s = q.shape[2], k.shape[2]
         recent = (self.budget + 1) // 2
         leaving = s - self.budget + 1
@@ -85,6 +84,6 @@ class Merging(Budget):
             square.addcmul_(join, itself[:, 0].add(dot, alpha=2)).clamp_(min=tiny)
         return joins.view(*left.shape[:3], -1)
 
-    def empty(self, q: Query, v: Value) -> State:
-        k = full(q)[:, :, :0]
-        return {"k": k, "v": full(v)[:, :, :0], "count": k[..., 0]}
+    def empty_state(self, q: Query, v: Value) -> State:
+        k = full_precision(q)[:, :, :0]
+        return {"k": k, "v": full_precision(v)[:, :, :0], "count": k[..., 0]}

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recall_lab.mixer.base import Mixer, without_autocast
-from recall_lab.mixer.matrix_memory import Decay, Update, chunked, full, spans, step
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.decay import MambaDecay
+from recall_lab.mixer.matrix_memory import Update, chunked, step
+from recall_lab.mixer.numerics import full_precision, log_decay_sums, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -36,7 +38,7 @@ class Mesa(Mixer):
         if self.q_length is not None:
             # Nothing divides by √d_key here.
             nn.init.constant_(self.q_length, self.d_key**0.5)
-        self.decay = Decay(self.d_model, self.heads)
+        self.decay = MambaDecay(self.d_model, self.heads)
         self.b_proj = nn.Linear(self.d_model, self.heads, bias=False)
         self.ridge = nn.Parameter(torch.full((self.heads, self.d_key), math.log(math.expm1(0.75))))
 
@@ -49,33 +51,33 @@ class Mesa(Mixer):
             "ridge": ridge,
         }
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        memory = self.empty(q, v) if memory is None else memory
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
         with without_autocast(q):
-            q, k, wide = full(q), full(k), full(v)
-            g, beta, ridge = (full(gates[name]) for name in ("log_decay", "write", "ridge"))
+            q, k, wide = full_precision(q), full_precision(k), full_precision(v)
+            g, beta, ridge = (full_precision(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
-            system = tuple(x.detach() for x in (k, beta, g, ridge, memory["H"]))
+            system = tuple(x.detach() for x in (k, beta, g, ridge, state["H"]))
             # One step of iterative refinement: it takes off the rounding of the first solution, which stands as a
             # constant, and carries the whole gradient, because the residual depends on everything.
             first = _solve(q.detach(), *system, self.chunk)
-            image, H = chunked(first, Update(k, beta * k, g), memory["H"])
+            image, H = chunked(first, Update(k, beta * k, g), state["H"])
             x = first + _Inverse.apply(q - image - ridge * first, *system, self.chunk)
-            o, S = chunked(x, Update(k, beta * wide, g), memory["S"])
+            o, S = chunked(x, Update(k, beta * wide, g), state["S"])
         return o.to(v.dtype), {"H": H, "S": S}
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
-            q, k, wide = full(q), full(k), full(v)
-            g, beta, ridge = (full(gates[name]) for name in ("log_decay", "write", "ridge"))
+            q, k, wide = full_precision(q), full_precision(k), full_precision(v)
+            g, beta, ridge = (full_precision(gates[name]) for name in ("log_decay", "write", "ridge"))
             beta = beta[..., None]
-            _, H = step(q, Update(k, beta * k, g), memory["H"])
+            _, H = step(q, Update(k, beta * k, g), state["H"])
             x = torch.linalg.solve(H + torch.diag_embed(ridge[:, :, 0]), q.mT).mT
-            o, S = step(x, Update(k, beta * wide, g), memory["S"])
+            o, S = step(x, Update(k, beta * wide, g), state["S"])
         return o.to(v.dtype), {"H": H, "S": S}
 
-    def empty(self, q: Query, v: Value) -> State:
-        zeros = full(v).new_zeros
+    def empty_state(self, q: Query, v: Value) -> State:
+        zeros = full_precision(v).new_zeros
         return {"H": zeros(*q.shape[:2], q.shape[-1], q.shape[-1]), "S": zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}
 
 
@@ -86,7 +88,7 @@ def _solve(r: Tensor, k: Tensor, beta: Tensor, g: Tensor, ridge: Tensor, H: Tens
     for r_c, k_c, beta_c, g_c, ridge_c in zip(*(x.split(chunk, dim=2) for x in (r, k, beta, g, ridge)), strict=True):
         written = ((beta_c * k_c)[..., None] * k_c[..., None, :]).flatten(-2)
         kept = g_c.cumsum(-1).exp()[..., None] * H.flatten(-2)[:, :, None]
-        systems = (spans(g_c).exp() @ written + kept).unflatten(-1, H.shape[-2:])
+        systems = (log_decay_sums(g_c).exp() @ written + kept).unflatten(-1, H.shape[-2:])
         H = systems[:, :, -1]
         factor, _ = torch.linalg.cholesky_ex(systems + torch.diag_embed(ridge_c))
         solutions.append(torch.cholesky_solve(r_c[..., None], factor)[..., 0])

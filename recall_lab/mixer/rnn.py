@@ -30,16 +30,16 @@ class RNN(Mixer):
         for weight in self.hidden_weight:
             nn.init.orthogonal_(weight)
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
-        h = (self.empty(q, v) if memory is None else memory)["h"]
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        h = (self.empty_state(q, v) if state is None else state)["h"]
         outputs = []
         for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
             h = torch.tanh(x + h @ self.hidden_weight)
             outputs.append(h)
         return torch.cat(outputs, dim=2), {"h": h}
 
-    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
-        return self.parallel(q, k, v, gates, memory)
+    def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        return self.parallel(q, k, v, gates, state)
 
-    def empty(self, q: Query, v: Value) -> State:
+    def empty_state(self, q: Query, v: Value) -> State:
         return {"h": v.new_zeros(*v.shape[:2], 1, self.d_value)}

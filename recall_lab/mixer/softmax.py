@@ -30,18 +30,18 @@ class Softmax(Cache):
     def gates(self, x: Hidden) -> Gates:
         return {} if self.sink_bias is None else {"sink": self.sink_bias[:, None].expand(x.shape[0], -1, x.shape[1])}
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, memory: State | None = None) -> tuple[Value, State]:
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         if gates:
-            return super().parallel(q, k, v, gates, memory)
-        if memory is None:
+            return super().parallel(q, k, v, gates, state)
+        if state is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True), {"k": k, "v": v}
-        k, v = extend(memory, k, v)
+        k, v = extend(state, k, v)
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen), {"k": k, "v": v}
 
-    def attend(self, q: Query, k: Query, v: Value, gates: Gates, memory: State) -> tuple[Value, State]:
+    def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         if not gates:
-            return super().attend(q, k, v, gates, memory)
-        k, v = extend(memory, k, v)
+            return super().attend(q, k, v, gates, state)
+        k, v = extend(state, k, v)
         weight = torch.softmax(torch.cat([gates["sink"][..., None], causal(q, k)], dim=-1), dim=-1)[..., 1:]
         return weight.to(v.dtype) @ v, {"k": k, "v": v}

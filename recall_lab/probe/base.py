@@ -136,7 +136,7 @@ def memory_before(trace: Trace, place: int, v: Value | None = None) -> State:
     """What the mixer carries into that place, having seen the places before it; v: other values than the trace's."""
     v = trace.v if v is None else v
     if place == 0:
-        return trace.mixer.empty(trace.q, v)
+        return trace.mixer.empty_state(trace.q, v)
     gates = {key: gate[:, :, :place] for key, gate in trace.gates.items()}
     return trace.mixer.parallel(trace.q[:, :, :place], trace.k[:, :, :place], v[:, :, :place], gates)[1]
 

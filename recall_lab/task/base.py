@@ -1,7 +1,7 @@
 """What a task is: a definition (`solve`), a sampler (`sample`) written independently of it, and its grid."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any, ClassVar
@@ -109,14 +109,22 @@ class Task(ABC):
                 raise ValueError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
         return replace(self, **cell)
 
-    def scaled(self, factors: tuple[float | int, ...]) -> Iterator[dict[str, int]]:
-        """The cells at which every field of `scales` is multiplied by a factor, impossible sizes left out."""
+    def scaled(
+        self,
+        factors: tuple[float | int, ...],
+        left_out: Callable[[dict[str, int], ValueError], None] = lambda cell, error: None,
+    ) -> Iterator[dict[str, int]]:
+        """The cells at which every field of `scales` is multiplied by a factor.
+
+        Impossible sizes are left out; `left_out` is called with each such cell and the reason.
+        """
         for factor in factors:
             sizes = {name: getattr(self, name) for name in self.scales}
             cell = {name: max(min(1, size), int(size * factor)) for name, size in sizes.items()}
             try:
                 self.at(**cell)
-            except ValueError:
+            except ValueError as error:
+                left_out(cell, error)
                 continue
             yield cell
 

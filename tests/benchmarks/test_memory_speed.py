@@ -119,7 +119,7 @@ def kept(kind: type[MatrixMemory], length: int) -> int:
 
 @pytest.mark.parametrize("kind", [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
 def test_five_times_faster_than_a_loop_of_steps(kind):
-    parallel, loop = seconds(memory(kind, 512), memory(kind, 512, "recurrent"), times=2)
+    parallel, loop = seconds(memory(kind, 512), memory(kind, 512, "run_recurrence"), times=2)
     assert 5 * parallel <= loop
 
 

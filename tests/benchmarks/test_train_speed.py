@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from conftest import config
 from torch import nn
 
-from recall_lab.model import Model, loss
+from recall_lab.metrics import loss
+from recall_lab.model import Model
 from recall_lab.task.mqar import MQAR
 from recall_lab.train import arrays, stream
 
