@@ -15,7 +15,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
-from recall_lab import results
+from recall_lab import folders, results
 from recall_lab.figure import style
 from recall_lab.files import read_json, replacing, write_text
 
@@ -33,7 +33,7 @@ class Report:
     """What `make` has to say."""
 
     text: str
-    """For a terminal: accuracy per series and cell, runs without a result, what failed, and the path of the page."""
+    """For a terminal: the grids, runs that are missing or replaced, what failed, and the path of the page."""
     failed: list[str]
     """One line for every grid or figure that could not be made, with its error. The page was written without it."""
 
@@ -41,12 +41,13 @@ class Report:
 def make(folder: Path) -> Report:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, and FOLDER/report.html.
 
-    A figure or grid that raises is named in the page and in `failed`; the rest is made. Raises results.ForeignFolder
+    A figure or grid that raises is named in the page and in `failed`; the rest is made. Raises folders.ForeignFolder
     where there is nothing to report.
     """
     table = results.collect(folder)
     results.save(table, folder / "table.parquet")
-    chosen = results.select(table)
+    over = results.selected_settings(folder)
+    chosen = results.select(table, over)
     failed: list[str] = []
     (folder / "figure").mkdir(exist_ok=True)
     images = _images(folder / "figure", pd.concat([chosen, _curves(folder, chosen)]), failed)
@@ -60,12 +61,12 @@ def make(folder: Path) -> Report:
         "missing": missing,
         "failed": failed,
         "images": images,
-        "selected": len(chosen) < len(table),
+        "selected": ", ".join(over) if len(chosen) < len(table) else "",
         "provenance": _provenance(table),
     }
     write_text(page, _template().render(content))
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
-    text += [f"\nno result: {line}" for line in missing]
+    text += [f"\nmissing or replaced: {line}" for line in missing]
     text += [f"\nnot in the report: {line}" for line in failed]
     return Report("\n".join([*text, f"\nreport: {page}"]), failed)
 
@@ -79,24 +80,25 @@ def _template() -> jinja2.Template:
 
 
 def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, str]:
-    """Saves every figure that some module of recall_lab.figure draws of the table; gives its png in base64 by name."""
+    """Saves every figure that a module of recall_lab.figure draws of one task's rows; gives its png in base64 by name."""
     images: dict[str, str] = {}
     files: set[str] = set()
     for module in pkgutil.iter_modules(figures.__path__):
         draw = getattr(importlib.import_module(f"{figures.__name__}.{module.name}"), "draw", None)
         if draw is None:  # what figures share
             continue
-        for name, drawing in _attempt(f"figure {module.name}", lambda draw=draw: draw(table), failed):
-            stem = _file_name(name, files)
-            for saved in _attempt(f"figure {name}", lambda d=drawing, s=stem: [_save(d, folder / s)], failed):
-                images[name] = base64.b64encode(saved).decode()
+        for task, part in table.groupby("task"):
+            for name, drawing in _attempt(failed, f"figure {module.name} of {task}", draw, part):
+                stem = folder / _file_name(name, files)
+                for png in _attempt(failed, f"figure {name}", _save, drawing, stem):
+                    images[name if name not in images else f"{name}, {task}"] = base64.b64encode(png).decode()
     return images
 
 
-def _attempt(what: str, make: Callable[[], Iterable[T]], failed: list[str]) -> Iterator[T]:
-    """What `make` yields, up to its first error: that is noted in `failed`, under the name of what was made."""
+def _attempt(failed: list[str], what: str, make: Callable[..., Iterable[T]], *arguments: object) -> Iterator[T]:
+    """What make(*arguments) yields, up to its first error: that is added to `failed`, with what was made."""
     try:
-        yield from make()
+        yield from make(*arguments)
     except Exception as error:
         failed.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
 
@@ -109,13 +111,13 @@ def _file_name(name: str, taken: set[str]) -> str:
     return unique
 
 
-def _save(drawing: Figure, stem: Path) -> bytes:
-    """Writes STEM.png and STEM.svg; gives the png."""
+def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
+    """Writes STEM.png and STEM.svg, and yields the png."""
     for kind, metadata in (("png", None), ("svg", {"Date": None})):
         # The same settings as when it was drawn: they decide how an svg is written.
         with style.style(), replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
             drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
-    return stem.with_name(f"{stem.name}.png").read_bytes()
+    yield stem.with_name(f"{stem.name}.png").read_bytes()
 
 
 def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -136,12 +138,12 @@ def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
     grids: dict[str, pd.DataFrame] = {}
     scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
     for task, part in scored.groupby("task"):
-        grids |= dict(_attempt(f"table of {task}", lambda task=task, part=part: [_grid(str(task), part)], failed))
+        grids |= dict(_attempt(failed, f"table of {task}", _grid, str(task), part))
     return grids
 
 
-def _grid(task: str, part: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-    """One line per series and one column per tested cell; the other way round where cells are many."""
+def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Title and grid: one line per series and one column per tested cell, or transposed where cells are many."""
     varied = [c for c in part if c.startswith("task.") and part[c].nunique() > 1]
     varied = varied or [c for c in ("task.length",) if c in part]
     points = results.summarise(part, ["series", *varied])
@@ -159,7 +161,7 @@ def _grid(task: str, part: pd.DataFrame) -> tuple[str, pd.DataFrame]:
     grid = grid.loc[sorted(grid.index, key=lambda index: style.rank(index[0]))]
     score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
     interval = f", mean [{results.interval_name(points['runs'])}] over seeds" if points["runs"].max() > 1 else ""
-    return f"{task}: {score} on the test stream{interval}", grid.T if grid.shape[1] > WIDE else grid
+    yield f"{task}: {score} on the test stream{interval}", grid.T if grid.shape[1] > WIDE else grid
 
 
 def _html(grid: pd.DataFrame) -> Markup:
@@ -168,17 +170,14 @@ def _html(grid: pd.DataFrame) -> Markup:
 
 
 def _missing(folder: Path) -> list[str]:
-    """One line for every run that has no result."""
+    """One line for every run that is not finished, and for every one that a newer run replaces."""
     lines = []
-    for run in results.runs(folder):
-        status = results.status(run)
+    for run in folders.runs(folder):
+        status = folders.status(run)
         if status["state"] != "finished":
-            what = ""
-            if (run / "config.yaml").exists():
-                config = results.read_config(run)
-                what = f" ({config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']})"
-            lines.append(f"{run.name}{what} is {status['state']}{': ' + e if (e := status.get('error')) else ''}")
-    return lines
+            error = f": {status['error']}" if status.get("error") else ""
+            lines.append(f"{folders.describe(run)} is {status['state']}{error}")
+    return lines + results.repeated(folder)
 
 
 def _provenance(table: pd.DataFrame) -> Markup:

@@ -94,3 +94,20 @@ def test_exponent_of_a_power_law(rng):
     for x, y in (((2, 2), (1, 3)), ((1, 2), (0, 1))):
         with pytest.raises(ValueError, match="at least two distinct x"):
             fits.exponent(x, y)
+
+
+def test_what_a_sum_recalls_of_rebound_keys(rng):
+    again = rng.binomial(6, 1 / 4, size=200_000)
+    assert linear_attention.superposed_recall(6, 4) == pytest.approx(np.mean(1 / (again + 1)), abs=0.003)
+    assert linear_attention.superposed_recall(0, 4) == pytest.approx(1)
+
+
+def test_window_reach_by_enumeration():
+    """A pair is found if a position that sees key and value through the convolution lies in the query's window."""
+    key, value = 20, 21
+    for width in (0, 1, 2, 3, 4):
+        for window in (1, 4, 9):
+            for query in range(24, 60):
+                seeing = [s for s in range(query + 1) if s - width < key <= s and s - width < value <= s]
+                found = any(query - window < s <= query for s in seeing)
+                assert found == (query - value < budget.window_reach(window, width))

@@ -57,11 +57,8 @@ def _pooled(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
     binned = values.nunique() > VALUES and values.min() >= 0
     level = np.floor(np.log2(values + 1)) if binned else values
     rows = rows.assign(level=level, right=rows["value"] * rows["count"], at=values * rows["count"])
-    keys = ["series", "level", "run"]
-    sums = rows.groupby(keys)[["right", "count", "at"]].sum().reset_index()
-    settings = rows.drop_duplicates("run").drop(columns=["series", "level", "count", "right", "at", "value", factor])
-    sums = sums.assign(value=sums["right"] / sums["count"]).merge(settings, on="run")
-    points = average(sums.drop(columns=["low", "high"], errors="ignore"), ["series", "level"])
+    sums = base.totals(rows, ["run", "series", "level"], ["right", "count", "at"])
+    points = average(sums.assign(value=sums["right"] / sums["count"]), ["series", "level"])
     total = sums.groupby(["series", "level"])[["at", "count"]].sum().reset_index()
     points = points.merge(total, on=["series", "level"])
     points[factor] = points["at"] / points["count"]

@@ -10,18 +10,23 @@ from recall_lab.figure import style
 
 
 def along(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
-    """The table with its series named anew: the settings in `axis` are an axis of the figure, not part of a name."""
-    return table.assign(series=results.series(table, axis=axis))
+    """The table with its series named anew: settings in `axis` are an axis of the figure, not part of a name.
+
+    Neither are settings that were chosen on validation, of which a series has one value at each point of the axis.
+    """
+    return table.assign(series=results.series(table, axis=(*axis, *results.SELECTED))) if len(table) else table
 
 
 def by_width(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
-    """`along` the axis and the width of a key, together with that of a value where the two are equal."""
-    axis += ("oracle.d_key", "mixer.d_key")
-    for group in ("oracle", "mixer"):
-        key, value = f"{group}.d_key", f"{group}.d_value"
-        if {key, value} <= set(table) and (table[value].fillna(table[key]) == table[key]).all():
-            axis += (value,)
-    return along(table, *axis) if len(table) else table
+    """`along` the axis and the width of a key. The width of a value goes with it where the two are always equal."""
+    return along(table, "oracle.d_key", "mixer.d_key", *axis)
+
+
+def totals(rows: pd.DataFrame, keys: list[str], columns: list[str]) -> pd.DataFrame:
+    """One row per combination of the keys: sums of the columns, and the settings of the run."""
+    sums = rows.groupby(keys)[columns].sum().reset_index()
+    dropped = {*columns, "low", "high"} & set(rows)
+    return rows.drop_duplicates(keys).drop(columns=list(dropped)).merge(sums, on=keys)
 
 
 def free(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:

@@ -27,9 +27,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     if rows.empty:
         return
     rows = base.by_width(rows[rows["d_key"] == rows["d_key"].max()])
-    settings = rows.drop_duplicates("run").drop(columns=["metric", "length", "value", "series"])
-    total = rows.groupby(["run", "series", "metric", "length"])["value"].sum().reset_index()
-    points = average(total.merge(settings, on="run"), ["series", "metric", "length"])
+    total = base.totals(rows, ["run", "series", "metric", "length"], ["value"])
+    points = average(total, ["series", "metric", "length"])
     panels = [metric for metric in PANELS if metric in set(total["metric"])]
     looks = style.looks(total["series"])
     labels = {name: f"{name}: {_exponents(points, name, panels)}" for name in looks}

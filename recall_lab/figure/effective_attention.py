@@ -63,27 +63,35 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
         bar.ax.set_yticklabels(["−", "0", "+"])
         bar.set_label("weight, relative to the panel's largest")
         marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
-        made.suptitle(f"{task}: effective attention" + ("; circles: position of the answer" if marked else ""))
+        title = f"{task}: effective attention" + ("; circles: position of the answer" if marked else "")
+        if "block" in part and part["block"].max() > 1:
+            title += (
+                f"\neach cell: the largest |weight| among {part['block'].max():.0f} tokens, for one query of as many"
+            )
+        made.suptitle(title)
     return made
 
 
 def _panel(ax: Axes, run: pd.DataFrame) -> None:
-    """The weights as an image: rows and columns are the positions for which there are weights."""
-    queries, tokens = (np.sort(run[name].unique()) for name in ("query", "token"))
-    matrix = np.full((len(queries), len(tokens)), np.nan)
-    matrix[np.searchsorted(queries, run["query"]), np.searchsorted(tokens, run["token"])] = run["value"]
+    """The weights as an image. One cell is one position, or a block of them where the probe thinned the matrix."""
+    block = int(run["block"].iloc[0]) if "block" in run and run["block"].notna().all() else 1
+    cell = run[["query", "token"]].astype(int) // block
+    size = int(cell.to_numpy().max()) + 1
+    matrix = np.full((size, size), np.nan)
+    matrix[cell["query"], cell["token"]] = run["value"]
     limit = max(np.nanquantile(np.abs(matrix), 0.995), 1e-12)
-    right, bottom = float(tokens[-1]) + 0.5, float(queries[-1]) + 0.5
-    extent = (float(tokens[0]) - 0.5, right, bottom, float(queries[0]) - 0.5)
-    ax.imshow(matrix / limit, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest", aspect="equal", extent=extent)
+    edge = size * block - 0.5
+    ax.imshow(
+        matrix / limit, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest", aspect="equal",
+        extent=(-0.5, edge, edge, -0.5),
+    )  # fmt: skip
     asked = run.drop_duplicates("query")
     asked = asked[asked["source"] >= 0]
     # Where most positions are queries, marking all of them would hide the weights.
-    if len(asked) <= len(queries) / 2:
+    if len(asked) <= size / 2:
         ax.scatter(asked["source"], asked["query"], s=14, facecolors="none", edgecolors="black", linewidths=0.6)
-        edge = np.full(len(asked), right + 1)
-        ax.scatter(edge, asked["query"], s=9, marker="<", color="black", clip_on=False)
-    ax.set_xlim(extent[:2])
-    ax.set_ylim(extent[2:])
+        ax.scatter(np.full(len(asked), edge + block), asked["query"], s=9, marker="<", color="black", clip_on=False)
+    ax.set_xlim(-0.5, edge)
+    ax.set_ylim(edge, -0.5)
     for side in ("top", "right"):
         ax.spines[side].set_visible(True)

@@ -79,7 +79,7 @@ def _curve(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
 
 def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look) -> None:
     """The closed form of a run of the oracle over the ages measured, and the triangle at the predicted lifetime."""
-    law = laws.law(run) if run["task"] == "oracle" else None
+    law = laws.law(run) if "oracle.d_key" in run and not pd.isna(run["oracle.d_key"]) else None
     if law is None:
         return
     ages = np.unique(np.geomspace(age.min() + 1, age.max() + 1, 40).astype(int)) - 1

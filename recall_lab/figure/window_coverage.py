@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from recall_lab.figure import base, style
 from recall_lab.results import summarise
@@ -35,9 +36,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = summarise(base.along(table, BUDGET, CONVOLUTION), ["series", CONVOLUTION, BUDGET, *CELL], ("accuracy",))
     if points.empty or points[BUDGET].nunique() < 2:
         return
-    columns = list(points.groupby(["series", CONVOLUTION]))
-    cells = points[CELL].drop_duplicates().sort_values(CELL).itertuples(index=False)
-    colours = dict(zip(map(tuple, cells), style.shades(len(points[CELL].drop_duplicates())), strict=True))
+    groups = points.groupby(["series", CONVOLUTION])
+    columns = sorted(groups, key=lambda group: (style.rank(group[0][0]), group[0][1]))
+    cells = points[CELL].drop_duplicates().sort_values(CELL)
+    colours = dict(zip(cells.itertuples(index=False, name=None), style.shades(len(cells)), strict=True))
     with style.style():
         made, axes = style.grid(2, len(columns), 4.6 * len(columns) + 2.6, 7.6, sharey=True)
         for (above, below), ((series, width), part) in zip(axes.T, columns, strict=True):
@@ -46,7 +48,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             above.set_title(title if points["series"].nunique() == 1 else f"{series}\n{title}")
         for ax in axes[:, 0]:
             ax.set_ylabel("accuracy per scored token")
-        handles, _ = axes[0, -1].get_legend_handles_labels()
+        handles = [
+            Line2D([], [], color=colour, marker="o", linestyle="none", label=f"n = {cell[1]:.0f}, {cell[2]:.0f} pairs")
+            for cell, colour in colours.items()
+        ]
         note = f"lines: the law at w\nbands: up to w + c − 2\npoints: {base.replicates(points, 'bars')}"
         style.legend_beside(axes[0, -1], handles, note)
     yield "window_coverage", made
@@ -64,12 +69,9 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple, s
         above.plot(windows, law, color=colour, linewidth=1)
         above.fill_between(windows, law, late, color=colour, alpha=0.18, linewidth=0)
         error = [own["mean"] - own["low"], own["high"] - own["mean"]]
-        label = f"n = {facts['task.length']:.0f}, {facts['task.pairs']:.0f} pairs"
         expected = [_law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
         for ax, x in ((above, own[BUDGET]), (below, expected)):
-            ax.errorbar(
-                x, own["mean"], error, color=colour, marker="o", markersize=5, linestyle="none", capsize=2, label=label
-            )
+            ax.errorbar(x, own["mean"], error, color=colour, marker="o", markersize=5, linestyle="none", capsize=2)
     below.axline((0, 0), slope=1, color="0.5", linewidth=1, zorder=0)
     style.length_axis(above, part[BUDGET])
     above.set_xlabel("window w (tokens, the current one included)")
