@@ -23,11 +23,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     rows = laws.readings(table)
     if rows.empty:
         return
-    widths = sorted(rows["oracle.d_key"].unique())
+    widths = sorted(rows["oracle.d_key"].unique().tolist())
     shown = base.alike(rows, ["metric", "oracle.d_key", "pairs"])
     looks = style.looks(shown)
     points = average(rows, ["series", "metric", "oracle.d_key", "pairs"])
-    among = " or ".join(f"{value:.0f}" for value in sorted(rows["oracle.candidates"].unique()))
+    among = " or ".join(f"{value:.0f}" for value in sorted(rows["oracle.candidates"].unique().tolist()))
     title = f"points: {base.replicates(points, 'bars')}\n{among} candidates\nthick lines: theory"
     parts = style.blocks(shown)
     height = max(6.4, *(style.legend_height([shown[name] for name in part], title) for part in parts))
@@ -55,9 +55,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     yield "capacity", made
 
 
-def _series(
-    ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, look: style.Look, width: float | int
-) -> None:
+def _series(ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, look: style.Look, width: float) -> None:
     """Points with bars, and the law through them; points without a law are joined by a thin line."""
     x = line["pairs"] / width
     n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))

@@ -23,7 +23,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     rows = base.by_width(table[table["metric"].isin(LABELS) & table["tokens"].notna()], "oracle.pairs")
     if rows.empty:
         return
-    widths = sorted(rows["d_key"].dropna().unique())
+    widths = sorted(rows["d_key"].dropna().unique().tolist())
     shown = base.alike(rows, ["metric", "d_key", "tokens"])
     looks = style.looks(shown)
     points = average(rows, ["series", "metric", "d_key", "tokens"])
@@ -58,7 +58,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     yield "dynamic_access", made
 
 
-def _bound(ax: Axes, metric: str, tokens: pd.Series, width: float | int) -> None:
+def _bound(ax: Axes, metric: str, tokens: pd.Series, width: float) -> None:
     """The bound of a read-out linear in the query, with its formula."""
     n = np.geomspace(tokens.min(), tokens.max(), 200)
     bound, text = {

@@ -35,7 +35,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
         for name in style.ordered(part["series"])
         for head in sorted(part.loc[part["series"] == name, "head"].unique())
     ]
-    layers = sorted(part["layer"].unique())
+    layers = sorted(part["layer"].unique().tolist())
     columns = min(len(panels), ACROSS)
     lines = -(-len(panels) // columns)  # per layer
     with style.style():

@@ -19,7 +19,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     rows = laws.readings(table)
     if rows.empty:
         return
-    widths = sorted(rows["oracle.d_key"].unique())
+    widths = sorted(rows["oracle.d_key"].unique().tolist())
     shown = base.alike(rows, ["metric", "oracle.d_key", "pairs"])
     looks = style.looks(shown)
     at = ["series", "oracle.d_key", "pairs"]
@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     yield "error_vs_top1", made
 
 
-def _path(ax: Axes, line: pd.DataFrame, look: style.Look, marked: float | int) -> None:
+def _path(ax: Axes, line: pd.DataFrame, look: style.Look, marked: float) -> None:
     """The path, its point at `marked` pairs drawn large."""
     x, y = line["mean_error"].clip(lower=LEAST), line["mean_top1"]
     ax.plot(x, y, color=look.colour, linewidth=1, alpha=0.55)

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     rows = base.facets(tested, base.free(tested, [DEPTH, LENGTH]))
     points = summarise(tested, ["series", DEPTH, LENGTH], ("accuracy",))
-    depths, lengths = sorted(tested[DEPTH].unique()), sorted(tested[LENGTH].unique())
+    depths, lengths = sorted(tested[DEPTH].unique().tolist()), sorted(tested[LENGTH].unique().tolist())
     trained = table[table["split"] == "validation"].groupby("series")[LENGTH].max()
     parts = style.blocks(tested["series"], ACROSS)
     columns = max(map(len, parts))

@@ -39,7 +39,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         )
         for ax in axes.flat:
             ax.set_axis_off()
-        widths, pairs = (np.array(sorted(tested[name].unique()), float) for name in (WIDTH, PAIRS))
+        widths, pairs = (np.array(sorted(tested[name].unique().tolist()), float) for name in (WIDTH, PAIRS))
         for block, names in enumerate(parts):
             for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
                 for ax, name in zip(line, names, strict=False):

@@ -31,7 +31,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _figure(part: pd.DataFrame, title: str) -> Figure:
-    layers = sorted(part["layer"].unique())
+    layers = sorted(part["layer"].unique().tolist())
     shown = base.alike(part, ["metric", "layer", "age"])
     looks = style.looks(shown)
     points = average(part, ["series", "metric", "layer", "age"])

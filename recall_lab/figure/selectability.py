@@ -19,7 +19,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     if rows.empty:
         return
     rows = rows[rows["tokens"] == rows.groupby("d_key")["tokens"].transform("max")]
-    widths = sorted(rows["d_key"].dropna().unique())
+    widths = sorted(rows["d_key"].dropna().unique().tolist())
     shown = base.alike(rows, ["d_key", "subset"])
     looks = style.looks(shown)
     points = average(rows, ["series", "d_key", "subset"])

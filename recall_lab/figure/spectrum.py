@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
-    layers = sorted(ranks["layer"].unique())
+    layers = sorted(ranks["layer"].unique().tolist())
     shown = base.alike(ranks, ["layer", "position"])
     looks = style.looks(shown)
     values, points = average(last, ["series", "layer", "index"]), average(ranks, ["series", "layer", "position"])

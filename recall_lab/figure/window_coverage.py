@@ -80,7 +80,7 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple, s
         style.accuracy_axis(ax)
 
 
-def _law(facts: dict[str, float | int]) -> tuple[float, float]:
+def _law(facts: dict[str, float]) -> tuple[float, float]:
     """Expected accuracy if pairs are read at the position of the value, and as late as the convolution allows."""
     distance, chance = _distances(*(facts[name] for name in CELL))
     reach = budget.window_reach(facts[BUDGET], np.array([2, facts[CONVOLUTION]]))
@@ -90,9 +90,7 @@ def _law(facts: dict[str, float | int]) -> tuple[float, float]:
 
 
 @cache
-def _distances(
-    vocab: float | int, length: float | int, pairs: float | int, gap_exponent: float | int
-) -> tuple[np.ndarray, float]:
+def _distances(vocab: float, length: float, pairs: float, gap_exponent: float) -> tuple[np.ndarray, float]:
     """Distances between the queries and values of a cell, and the chance level."""
     task = MQAR(vocab=int(vocab), length=int(length), pairs=int(pairs), gap_exponent=gap_exponent)
     batch = task.sample(SEQUENCES, np.random.default_rng(0))

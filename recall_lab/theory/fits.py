@@ -7,7 +7,7 @@ from scipy import stats
 
 
 def exponent(
-    x: np.ndarray | Sequence[float | int], y: np.ndarray | Sequence[float | int], level: float = 0.95
+    x: np.ndarray | Sequence[float], y: np.ndarray | Sequence[float], level: float = 0.95
 ) -> tuple[float, float, float]:
     """Exponent of the power law y ∝ x^a: least-squares slope of log y on log x, and its confidence interval.
 

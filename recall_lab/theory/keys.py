@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def cosine_moments(keys: str, d_key: float | int, cosine: float | int = 0.0) -> tuple[float, float]:
+def cosine_moments(keys: str, d_key: float, cosine: float = 0.0) -> tuple[float, float]:
     """Mean and variance of the cosine between two independent keys in d dimensions.
 
     random      uniform unit vectors: 0 and 1/d
