@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from recall_lab import theory
 from recall_lab.checks import flag, require, whole_number
 from recall_lab.mixer.base import Trace, state_bytes
 from recall_lab.probe.base import Row
 from recall_lab.shapes import Gates, Query, State, Value
+from recall_lab.theory import fits
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def cost(
             points.setdefault(metric, []).append((length, value))
     for metric, pairs in points.items():
         if all(value > 0 for _, value in pairs):
-            slope, low, high = theory.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
+            slope, low, high = fits.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
             rows.append({"metric": "exponent", "of": metric, "value": slope, "low": low, "high": high})
     return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 
@@ -59,9 +59,7 @@ def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
     """Metric → its value at one length; no times where repeats is 0."""
     q, k, v, gates = _repeated(trace, length + 1)
     segment, token = slice(length), slice(length, None)
-    prefill = partial(
-        _prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment)
-    )
+    prefill = partial(_prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment))
     prefill_flops, state = _flops(prefill)
     decode = partial(_decode, trace, q[:, :, token], k[:, :, token], v[:, :, token], _cut(gates, token), state)
     decode_flops, after = _flops(decode)
