@@ -189,3 +189,7 @@ class Oracle:
 def unit(x: np.ndarray) -> np.ndarray:
     """x at unit length along its last axis."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+
+
+def ineffective_options(mixer: type[Mixer]) -> dict[str, str]:
+    return {}

@@ -5,13 +5,14 @@ import html
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
-from recall_lab import results
+from recall_lab import folders, results
 from recall_lab.figure import style
 from recall_lab.files import read_json, replacing
 
@@ -31,7 +32,13 @@ img {{ max-width: 100% }} code, pre {{ background: #f4f4f4; padding: .1rem .3rem
 """
 
 
-def make(folder: Path) -> str:
+@dataclass(frozen=True)
+class Report:
+    text: str
+    failed: list[str]
+
+
+def make(folder: Path) -> Report:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png and .svg, and FOLDER/report.html.
 
     Returns the summary for a terminal: the score by series and cell, what is missing, where the report lies.
@@ -55,7 +62,7 @@ def make(folder: Path) -> str:
         temporary.write_text(_page(folder, table, chosen, grids, list(drawn), missing), encoding="utf-8")
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
     text += [f"\nnot in the table: {line}" for line in missing]
-    return "\n".join([*text, f"\nreport: {page}"])
+    return Report("\n".join([*text, f"\nreport: {page}"]), [])
 
 
 def _figures(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -105,12 +112,12 @@ def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def _missing(folder: Path) -> list[str]:
     """A line for every run that has no result."""
     lines = []
-    for run in results.runs(folder):
-        status = results.status(run)
+    for run in folders.runs(folder):
+        status = folders.status(run)
         if status["state"] != "finished":
             what = ""
             if (run / "config.yaml").exists():
-                config = results.read_config(run)
+                config = folders.read_config(run)
                 what = f" ({config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']})"
             lines.append(f"{run.name}{what} is {status['state']}{': ' + e if (e := status.get('error')) else ''}")
     return lines

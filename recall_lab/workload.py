@@ -22,6 +22,7 @@ from recall_lab.checks import require, whole_number
 from recall_lab.files import replacing, write_json
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
 from recall_lab.oracle import Oracle
 from recall_lab.probe import base as probing
 from recall_lab.results import Row
@@ -36,7 +37,7 @@ Probe = Callable[..., list[Row]]
 log = logging.getLogger("recall_lab")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workspace:
     """Where a run works: its folder and device, what shows its progress, and whether it should stop."""
 
@@ -84,7 +85,7 @@ class TrainAndTest(Workload):
 
     task: Task
     mixer: MixerFactory
-    model: Callable[..., nn.Module]
+    model: Callable[..., Model]
     """Makes the model from vocab, width and mixer."""
     train: Training
     test: Testing
@@ -131,7 +132,7 @@ class TrainAndTest(Workload):
 class AskOracle(Workload):
     """Runs the probes on a mechanism that is fed with random keys and values; nothing is trained.
 
-    Raises ValueError for a hybrid, which is no single mechanism, and where there is no probe.
+    Raises ValueError where there is no probe, and for a hybrid of several mechanisms.
     """
 
     oracle: Oracle
@@ -145,12 +146,13 @@ class AskOracle(Workload):
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
             whole_number(name, getattr(self, name), least=0)
-        require(not isinstance(self.mixer, list), "the oracle runs one mechanism, not a hybrid of several")
         require(
             bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
         )
 
     def run(self, space: Workspace) -> Outcome:
+        if isinstance(self.mixer, list):
+            raise ValueError("the oracle runs one mechanism, not a hybrid of several")
         torch.manual_seed(self.seed)
         rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
         mixer = self.oracle.mixer(self.mixer).to(space.device)
@@ -176,7 +178,7 @@ class ProbeRun(Workload):
 
     task: Task
     mixer: MixerFactory
-    model: Callable[..., nn.Module]
+    model: Callable[..., Model]
     train: Training
     test: Testing
     probe: dict[str, Probe] | None = None
@@ -193,7 +195,7 @@ class ProbeRun(Workload):
             try:
                 model.load_state_dict(weights)
             except RuntimeError as error:
-                raise ValueError(f"{self.swapped or 'the mixer'} has other weights than the trained one") from error
+                raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
             found, failed = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
             missing += failed
@@ -219,7 +221,7 @@ class Scoring:
     sequences: Callable[[Task], int]
     """How many sequences of a cell are scored."""
 
-    def rows(self, model: nn.Module, space: Workspace) -> list[Row]:
+    def rows(self, model: Model, space: Workspace) -> list[Row]:
         """The metrics of `train.evaluate`, the chance level, and the size of the state at the end of a sequence."""
         rows: list[Row] = []
         for cell in self.cells:
@@ -236,7 +238,7 @@ class Scoring:
 
 
 def probe_model(
-    probes: dict[str, Probe] | None, model: nn.Module, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
+    probes: dict[str, Probe] | None, model: Model, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
 ) -> tuple[list[Row], list[str]]:
     """The rows of every probe in every cell, and a line for each that failed. Each cell has a stream of data of its
     own, and no probe's draws depend on which other probes there are."""

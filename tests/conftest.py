@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -98,3 +99,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 def _one_thread():
     """Bit-equal reruns need a fixed thread count."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The test works in an empty folder, with the command line's traces removed afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):
+        monkeypatch.delenv(name, raising=False)
