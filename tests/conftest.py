@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def ratio(x: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
-    """Processor time of the fastest call of each function; they take turns, so that a busy machine affects all alike."""
+    """Processor time of the fastest call of each function. They take turns: a busy machine affects all alike."""
     best = [math.inf] * len(runs)
     for _ in range(times):
         for i, run in enumerate(runs):
@@ -80,6 +81,18 @@ def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
             run()
             best[i] = min(best[i], time.process_time() - start)
     return best
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process per core for the suite, at most eight.
+
+    A single process for named files, which end sooner than workers start; for benchmarks, which workers would disturb;
+    and for tests on the GPU, which is only one.
+    """
+    suite = all(Path(argument).is_dir() and "benchmarks" not in argument for argument in config.args)
+    if not suite or config.option.markexpr == "gpu":
+        return 0
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 @pytest.fixture(autouse=True)
