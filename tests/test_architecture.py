@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -270,3 +271,9 @@ def test_no_constructor_takes_arbitrary_keywords(path):
 @pytest.mark.parametrize("name", names("experiment"))
 def test_experiments_compose(name):
     assert config(f"experiment={name}").name == name
+
+
+def test_the_citation_names_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert OmegaConf.load(ROOT / "CITATION.cff").version == version
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
