@@ -98,7 +98,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
 
 
 def _refuse_twice(overrides: list[Override]) -> None:
-    """Of a setting given twice Hydra takes the last value: right for single values, not where one of them is a sweep."""
+    """Of a setting given twice Hydra takes the last value: right for single values, wrong where one is a sweep."""
     for override in overrides:
         key = override.get_key_element()
         same = [other for other in overrides if other.get_key_element() == key]
