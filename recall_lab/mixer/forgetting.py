@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -25,7 +24,7 @@ class Forgetting(Cache):
     Source: Lin et al., arXiv 2503.02130.
     """
 
-    neutral_gates: ClassVar[Mapping[str, float]] = MappingProxyType({"log_forget": 0.0})
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_forget": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ class LSTM(Mixer):
     """
 
     linear_in_v: ClassVar[bool] = False
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ class RNN(Mixer):
     """
 
     linear_in_v: ClassVar[bool] = False
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

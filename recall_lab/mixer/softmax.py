@@ -29,6 +29,10 @@ class Softmax(Cache):
         flag("learned_sink", self.learned_sink)
         self.sink_bias = nn.Parameter(torch.zeros(self.heads)) if self.learned_sink else None
 
+    @property
+    def fixed_gates(self) -> frozenset[str]:
+        return frozenset({"sink"} if self.sink else ())
+
     def gates(self, x: Hidden) -> Gates:
         if self.sink_bias is None:
             return {}
