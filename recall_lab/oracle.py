@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recall_lab.checks import require
 from recall_lab.mixer.base import Mixer, Trace
 from recall_lab.shapes import Gates
-from recall_lab.task.base import require
 
 NEUTRAL = {
     "log_decay": 0.0,

@@ -2,6 +2,7 @@
 mixer, the same again after a restart, and never the same in two splits."""
 
 import hashlib
+import logging
 import math
 import pickle
 import time
@@ -30,6 +31,8 @@ Grid = list[Cell] | dict[str, list[Any]]
 
 Scores = dict[str, float | int]
 """Name of a metric → its value."""
+
+log = logging.getLogger("recall_lab")
 
 EVALUATION_TOKENS = 16384
 """Tokens evaluated at a time."""
@@ -115,14 +118,30 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged; without it the run begins again") from error
 
 
-def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
-    """The mixture trained on: the given cells, or the task at its size and at 1/2, 1/4 and 1/8 of it."""
-    return list(task.scaled((1 / 8, 1 / 4, 1 / 2, 1))) if cells is None else _checked(task, cells)
+def training_cells(task: Task, cells: Grid | None, warn: bool = True) -> list[Cell]:
+    """The mixture trained on: the given cells, or the task at its size and at 1/2, 1/4 and 1/8 of it.
+
+    Sizes that the task does not allow are left out, with a warning in the log unless `warn` is False.
+    """
+    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1), warn) if cells is None else _checked(task, cells)
 
 
 def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
-    """The grid tested on: the given cells, or those trained on and the task at 2 and 4 times its size."""
-    return trained + list(task.scaled((2, 4))) if cells is None else _checked(task, cells)
+    """The grid tested on: the given cells, or those trained on and the task at 2 and 4 times its size.
+
+    Each cell occurs once. Sizes that the task does not allow are left out, with a warning in the log.
+    """
+    if cells is not None:
+        return _checked(task, cells)
+    return trained + [cell for cell in _derived(task, (2, 4)) if cell not in trained]
+
+
+def _derived(task: Task, factors: tuple[float | int, ...], warn: bool = True) -> list[Cell]:
+    """The possible cells of a derived grid; the others are logged with the reason."""
+    scaled = task.scaled(factors)
+    for reason in scaled.impossible if warn else ():
+        log.warning("a cell of the derived grid is left out: %s", reason)
+    return scaled.cells
 
 
 def _checked(task: Task, cells: Grid) -> list[Cell]:
@@ -170,7 +189,7 @@ def train(
     at every validation. report: called with every new point of the curve.
     Raises NotFinite, naming the step, when a loss is not finite.
     """
-    cells = training_cells(task, training.cells)
+    cells = training_cells(task, training.cells, warn=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=device.type in ("cpu", "cuda")
     )

@@ -20,14 +20,19 @@ FLOOR = {
 }  # fmt: skip
 SHARED = {
     "base",
+    "neutral",
     "short_conv",
     "numerics",
     "decay",
-    "decayed_products",
-    "channel_decay",
+    "feature_map",
     "matrix_memory",
     "cache",
-    "feature_map",
+    "fenwick",
+    "least_squares",
+    "taylor_window",
+    "decayed_products",
+    "channel_decay",
+    "slot_merging",
     "style",
 }
 """What siblings may import of each other: the base and the engines of their folder, and the style of figures."""

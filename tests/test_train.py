@@ -142,9 +142,16 @@ def test_cells():
     assert training_cells(MQAR(), None)[0] == {"length": 8, "pairs": 1}
     assert training_cells(MQAR(), None)[-1] == {"length": 64, "pairs": 8}
     assert grid(MQAR(), None, [{"length": 64, "pairs": 8}])[-1] == {"length": 256, "pairs": 32}
-    assert grid(MQAR(vocab=16, pairs=7), None, [{}]) == [{}]  # twice as many pairs do not fit the vocabulary
+    assert grid(MQAR(), None, [{"length": 128, "pairs": 16}])[1:] == [{"length": 256, "pairs": 32}], "each cell once"
     with pytest.raises(ValueError, match="has no parameter 'pears'"):
         training_cells(MQAR(), [{"pears": 2}])
+
+
+def test_impossible_cells_of_a_derived_grid_are_logged_with_the_reason(caplog):
+    task = MQAR(vocab=16, pairs=7)
+    assert grid(task, None, [{}]) == [{}]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "length=128, pairs=14: pairs=14 and distractors=0 but vocab=16 " in caplog.messages[0]
 
 
 def test_schedule():

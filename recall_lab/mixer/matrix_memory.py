@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, query_scale
 from recall_lab.mixer.channel_decay import channel_decay
 from recall_lab.mixer.decayed_products import DecayedProducts, scalar_decay, without_decay
 from recall_lab.mixer.numerics import full_precision, without_autocast
@@ -205,7 +205,7 @@ class MatrixMemory(Mixer):
 
     def query(self, q: Query) -> Tensor:
         """What the state is read with: q / √d_key unless the mechanism says otherwise."""
-        return q * q.shape[-1] ** -0.5
+        return q * query_scale(q.shape[-1])
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
         """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
@@ -213,6 +213,8 @@ class MatrixMemory(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
+        if q.shape[2] == 0:
+            return v, state
         return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
