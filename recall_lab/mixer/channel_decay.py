@@ -109,27 +109,15 @@ def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Ten
 
     That of G needs no pass of its own: G_t enters as x_t e^{G_t} and as y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
     """
-    (n, c, r, k), w = x.reads.shape, x.keys.shape[2]
+    n, c, k = x.g.shape
+    zero = _mapped_zero(*x)
     decay = x.g.exp()  # n c k
     read_decay = _read_decay(decay, reads_before_decay).clone()  # n c 1 k or n c 2 k
     key_decay = torch.ones_like(decay)[:, :, None]  # n c 1 k
-    d_own = x.d_pairs[:, :, 0].diagonal(dim1=1, dim2=3).mT[..., None]  # n c w 1
-    zero = _mapped_zero(*x)
-    d_keys = torch.addcmul(zero, d_own, x.reads[:, :, :1])  # n c w k
-    d_reads = zero.expand_as(x.reads).contiguous()  # n c r k
-    d_reads[:, :, 0] = (d_own * x.keys).sum(2)
-    for size, early_decay, late_decay in _doubling(decay):
-        late_factor, early_factor = _late(read_decay, size), _early(key_decay, size)  # m s 1 k
-        late = (_late(x.reads, size) * late_factor).flatten(1, 2)  # m (s r) k
-        early = (_early(x.keys, size) * early_factor).flatten(1, 2)  # m (s w) k
-        d_blocks = _late_against_early(x.d_pairs, size).mT.reshape(-1, size * r, size * w)  # m (s r) (s w)
-        d_late, d_early = _product(d_blocks, early), _product(d_blocks.mT, late)
-        _late(d_reads, size).addcmul_(d_late.reshape(-1, size, r, k), late_factor)
-        _early(d_keys, size).addcmul_(d_early.reshape(-1, size, w, k), early_factor)
-        late_factor.mul_(early_decay[:, None, None])
-        early_factor.mul_(late_decay[:, None, None])
+    d_reads, d_keys = _gradient_of_pairs(x, zero, decay, read_decay, key_decay)  # n c r k, n c w k
+    # By now read_decay is e^{G_t} and key_decay e^{G_c − G_s}.
     d_reads.addcmul_(x.d_from_start, read_decay)
-    d_G, d_rest = zero.expand(2, *x.g.shape).contiguous()  # n c k: of G_t, and of G_c − G_s through to_end
+    d_G, d_rest = zero.expand(2, n, c, k).contiguous()  # n c k: of G_t, and of G_c − G_s through to_end
     for i, (read, d_read) in enumerate(zip(x.reads.unbind(2), d_reads.unbind(2), strict=True)):  # n c k
         shift = int(reads_before_decay and i > 0)  # such a read depends on G_{t−1}
         d_G.narrow(1, 0, c - shift).addcmul_(read.narrow(1, shift, c - shift), d_read.narrow(1, shift, c - shift))
@@ -141,6 +129,33 @@ def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Ten
     later = x.g.new_ones(c, c).triu()  # G_t is a sum over r ≤ t, G_c − G_s one over r > s
     d_g = torch.baddbmm(later @ d_G, (1 - later).expand(n, -1, -1), d_rest)  # n c k
     return d_g.add_((x.d_total * x.g.sum(1).exp())[:, None]), d_reads, d_keys
+
+
+def _gradient_of_pairs(
+    x: _Inputs, zero: Tensor, decay: Tensor, read_decay: Tensor, key_decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of reads (n c r k) and keys (n c w k) through the pairs.
+
+    read_decay (n c 1 k or n c 2 k) comes with the decay of its own position, key_decay (n c 1 k) with none; the decays
+    within the chunk are multiplied into both.
+    """
+    r, k, w = *x.reads.shape[2:], x.keys.shape[2]
+    d_own = x.d_pairs[:, :, 0].diagonal(dim1=1, dim2=3).mT[..., None]  # n c w 1
+    d_keys = torch.addcmul(zero, d_own, x.reads[:, :, :1])  # n c w k
+    d_reads = zero.expand_as(x.reads).contiguous()  # n c r k
+    d_reads[:, :, 0] = (d_own * x.keys).sum(2)
+    for size, early_decay, late_decay in _doubling(decay):
+        late_factor, early_factor = _late(read_decay, size), _early(key_decay, size)  # m s 1 k
+        late = (_late(x.reads, size) * late_factor).flatten(1, 2)  # m (s r) k
+        early = (_early(x.keys, size) * early_factor).flatten(1, 2)  # m (s w) k
+        d_blocks = _late_against_early(x.d_pairs, size).mT.reshape(-1, size * r, size * w)  # m (s r) (s w)
+        d_late = _product(d_blocks, early).reshape(-1, size, r, k)  # m s r k
+        d_early = _product(d_blocks.mT, late).reshape(-1, size, w, k)  # m s w k
+        _late(d_reads, size).addcmul_(d_late, late_factor)
+        _early(d_keys, size).addcmul_(d_early, early_factor)
+        late_factor.mul_(early_decay[:, None, None])
+        early_factor.mul_(late_decay[:, None, None])
+    return d_reads, d_keys
 
 
 def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -186,7 +201,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """All of them, PIECE chunks at a time."""
+    """The tensors (n … each) in pieces of PIECE chunks, the last being shorter."""
     return zip(*(x.split(PIECE) for x in tensors), strict=True)
 
 
@@ -201,5 +216,8 @@ def _parted(x: Tensor) -> Sequence[Tensor]:
 
 
 def _mapped_zero(*tensors: Tensor) -> Tensor:
-    """A zero that is mapped under vmap where any of the tensors is: only what is mapped can take in mapped values."""
+    """A scalar zero, which is mapped under vmap if any of the tensors is.
+
+    Buffers are made from it, since under vmap only a mapped tensor can be overwritten with mapped values.
+    """
     return torch.stack([x.new_zeros(()) for x in tensors]).sum()

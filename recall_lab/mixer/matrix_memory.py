@@ -128,8 +128,8 @@ class _Chunks(NamedTuple):
     output      n c v
     reader      n c k
     written     n k v
-    decay       n k or n 1; None: 1
-    transition  n k k; None: 0
+    decay       n k or n 1; None: no decay
+    transition  n k k; None: nothing is erased
     """
 
     output: Tensor
@@ -193,28 +193,29 @@ def _by_chunk(x: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query, its output or the shape of its state where
-    they differ."""
+    """The base of a mechanism on this engine.
+
+    A mechanism defines `update`. It overrides `query`, `output` and `empty_state` where the read vector, the output or
+    the shape of the state differs from what stands here.
+    """
 
     chunk: ClassVar[int] = 32
-    """Places solved together, a power of two."""
+    """Positions that are solved together, a power of two."""
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        """What is decayed, erased and written at every place."""
+        """What is decayed, erased and written at every position."""
 
     def query(self, q: Query) -> Tensor:
-        """What the state is read with: q / √d_key unless the mechanism says otherwise."""
+        """The vector that the state is read with (b h t k): q / √d_key."""
         return q * query_scale(q.shape[-1])
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
-        """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
+        """The output (b h t v) from what the state answers to the query, o = Sᵀq: o itself."""
         return o
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
-        if q.shape[2] == 0:
-            return v, state
         return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
