@@ -82,8 +82,10 @@ def test_a_decay_per_channel_relative_to_one_decay(kind, scalar, length):
 
 @pytest.mark.parametrize("length", [512, 4096])
 def test_rwkv7_relative_to_one_decay(length):
-    """It erases along a key of its own and so needs twice the products of gated delta, which is up to 3.2 times as fast.
-    It is compared with the same update under one decay, too."""
+    """It erases along a key of its own and so needs twice the products of gated delta.
+
+    Gated delta is up to 3.2 times as fast; rwkv7 is compared with the same update under one decay, too.
+    """
     q, k, v = inputs(length)
     a = torch.rand_like(k).requires_grad_()
     start, d = torch.zeros(BATCH, HEADS, WIDTH, WIDTH), torch.randn_like(v)
