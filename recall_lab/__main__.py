@@ -13,56 +13,75 @@ EXAMPLES = """for example:
 
 def main() -> None:
     """Parses the command line and exits with the verb's status."""
+    from recall_lab.files import tolerate_terminal
+
+    tolerate_terminal()
     arguments = sys.argv[1:]
     if arguments[:1] == ["run"]:
-        from recall_lab import run
+        from recall_lab.cli import run
 
         sys.exit(run.main(arguments[1:]))
-    parser = argparse.ArgumentParser(
+    chosen = parser().parse_args(arguments)
+
+    from recall_lab import messages
+
+    try:
+        sys.exit(_verb(chosen))
+    except BrokenPipeError:
+        sys.exit(0)
+    except messages.ERRORS as error:
+        sys.exit(messages.print_error(error))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The verbs and their options; those of `run` are Hydra's."""
+    made = argparse.ArgumentParser(
         prog="recall-lab",
         description="Find out what an attention mechanism can remember.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     verbs.add_parser("run", help="train and test; a Hydra app: see `recall-lab run --help`")
     show = verbs.add_parser("show", help="print an example of a task, with its targets and the chance level")
     show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and task.length=64 …, as for run")
-    show.add_argument("--n", type=int, default=1, help="sequences; more than one: their distribution instead")
+    show.add_argument("--n", type=int, default=1, help="number of sequences; of several, statistics are printed")
     show.add_argument("--seed", type=int, default=0, help="of the example")
     show.add_argument("--config-dir", help="a folder with configuration of your own")
     report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
-    probe = verbs.add_parser("probe", help="put probes, or another policy, to the models of finished runs")
+    probe = verbs.add_parser("probe", help="run probes, or another mixer, on the models of finished runs")
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     probe.add_argument("--config-dir", help="a folder with configuration of your own")
-    listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, a line each")
-    listing.add_argument("group", nargs="?", help="one of them, with more of each")
-    chosen = parser.parse_args(arguments)
+    listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, one line each")
+    listing.add_argument("group", nargs="?", help="one of them, with more about each")
+    return made
 
-    from recall_lab import messages, run
 
-    try:
-        if chosen.verb == "report":
-            from pathlib import Path
+def _verb(chosen: argparse.Namespace) -> int:
+    """Does what the command line says, and returns the exit status."""
+    if chosen.verb == "report":
+        from pathlib import Path
 
-            from recall_lab import report as making
+        from recall_lab import report
 
-            print(making.make(Path(chosen.folder)))
-        elif chosen.verb == "probe":
-            sys.exit(run.probe(chosen.folder, chosen.overrides, chosen.config_dir))
-        else:
-            from recall_lab import catalogue
+        made = report.make(Path(chosen.folder))
+        print(made.text)
+        return 1 if made.failed else 0
+    if chosen.verb == "probe":
+        from recall_lab.cli import probe
 
-            if chosen.verb == "list":
-                print(catalogue.listing(chosen.group))
-            else:
-                catalogue.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
-    except BrokenPipeError:
-        sys.exit(0)
-    except messages.ERRORS as error:
-        sys.exit(messages.complain(error))
+        return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir)
+    if chosen.verb == "list":
+        from recall_lab.cli import listing
+
+        print(listing.listing(chosen.group))
+        return 0
+    from recall_lab.cli import show
+
+    show.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""Files that are written whole or not at all, always as UTF-8."""
+"""Files that are written whole or not at all, always as UTF-8, and a terminal that may know fewer characters."""
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf") if path.is_dir())
+"""The configuration: inside the installed package, or beside it in a checkout."""
 
 
 @contextmanager
@@ -41,3 +45,10 @@ def read_json(path: Path, default: Any = None) -> Any:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete it and the run is done again") from error
+
+
+def tolerate_terminal() -> None:
+    """Characters that the terminal cannot show are replaced, instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

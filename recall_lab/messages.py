@@ -1,4 +1,4 @@
-"""What is told to the person at the terminal, in one line each; and where the configuration lies."""
+"""What is printed at the terminal: one line per event, one line per error."""
 
 import difflib
 import re
@@ -10,45 +10,59 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf") if path.is_dir())
-"""The configuration: inside the installed package, or beside it in a checkout."""
+from recall_lab.files import CONF
 
 ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
-"""What a person can have caused: told in one line, without a traceback."""
+"""Errors that a user can have caused: printed in one line, without a traceback."""
 
 
-def say(line: str) -> None:
-    """One line for the person at the terminal, whole even when several processes speak."""
+def print_line(line: str) -> None:
+    """One line on stdout, unbroken even when several processes print."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def complain(error: BaseException) -> int:
-    """One line on stderr; gives the exit status."""
-    sys.stderr.write(f"recall-lab: {one_line(error)}\n")
+def print_error(message: BaseException | str) -> int:
+    """One line on stderr. Returns 2, the exit status of bad input."""
+    text = one_line(message) if isinstance(message, BaseException) else message
+    sys.stderr.write(f"recall-lab: {text}\n")
+    sys.stderr.flush()
     return 2
 
 
 def one_line(error: BaseException) -> str:
-    """The error in one readable line, with the key that was meant where one was misspelt."""
+    """The error as one readable line. A misspelt setting or option is named, with what was probably meant."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
     text = "\n".join(map(str, chain))
     if missing := re.search(r"Key '.+?' is not in struct\s+full_key: (\S+)", text):
-        return f"there is no setting {missing[1]}{meant(missing[1])}"
+        return no_setting(missing[1])
     if missing := re.search(r"Could not override '(.+?)'", text):
-        return f"there is no setting {missing[1]}{meant(missing[1])}"
+        return no_setting(missing[1])
     if missing := re.search(r"Could not find '(.+?)'", text):
         group, _, option = missing[1].rpartition("/")
         options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"
     # Hydra wraps what a constructor raised: the innermost error is the one that says what is wrong.
-    return " ".join(str(chain[-1] if isinstance(error, InstantiationException) else error).split())
+    innermost = chain[-1] if isinstance(error, InstantiationException) else error
+    message = str(innermost)
+    if isinstance(innermost, OSError) and innermost.strerror:
+        where = f"{innermost.filename}: " if innermost.filename else ""
+        message = f"{where}{innermost.strerror}"
+    return " ".join(message.split()) or type(innermost).__name__
 
 
-def meant(word: str) -> str:
-    """The setting that a misspelt one comes closest to, as a question; nothing where none is near."""
+def no_setting(name: str) -> str:
+    """That there is no such setting, with the one it comes closest to as a question."""
+    if name.startswith("oracle."):
+        return f"{name} has an effect only with oracle=random, which runs a mechanism on random keys and values"
+    close = difflib.get_close_matches(name, known_settings(), n=1)
+    return f"there is no setting {name}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def known_settings() -> list[str]:
+    """Every setting of conf/, as it is written on the command line."""
     known: list[str] = []
 
     def walk(config: dict[str, Any], prefix: str) -> None:
@@ -58,9 +72,17 @@ def meant(word: str) -> str:
                 walk(value, f"{prefix}{key}.")
 
     for path in CONF.rglob("*.yaml"):
-        # conf/GROUP/NAME.yaml lands under GROUP; so does conf/GROUP_base.yaml, which the options of GROUP take in.
-        group = path.relative_to(CONF).parts[0] if path.parent != CONF else path.stem.partition("_base")[0]
-        walk(OmegaConf.to_container(OmegaConf.load(path)), "" if group in ("config", "experiment") else f"{group}.")
+        # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
+        group = _group(path)
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(content, dict), f"{path} holds no settings"
+        walk(
+            {str(key): value for key, value in content.items()},
+            "" if group in ("config", "experiment") else f"{group}.",
+        )
         known.append(group)
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    return known
+
+
+def _group(path: Path) -> str:
+    return path.relative_to(CONF).parts[0] if path.parent != CONF else path.stem.partition("_base")[0]

@@ -1,201 +1,177 @@
-"""From run folders to one tidy table, and from the table to the numbers people quote.
+"""From runs to one tidy table, and from the table to the numbers that people quote.
 
-A run's folder holds   config.yaml    the resolved configuration
-                       status.json    state, times, error, versions, device, threads
-                       curve.json     a point a validation
-                       rows.json      one metric in one cell a row
-                       run.log, checkpoint.pt
-Every file is written beside its place and moved there whole, so none is ever half a file.
+A run's *condition* is every setting that its result depends on. *Replicates* are runs of one condition with another
+`seed` or `data_seed`. *Circumstances* (threads, device, revision, where results lie) neither make a series nor count
+as a replicate. In the table a setting is a column with a dot in its name. `task.*` are the parameters of the cell that
+a row was measured in; the task that was trained on is `trained.*`. Columns without a dot belong to the row.
+
+A series is all runs of one condition. It is found by exclusion: every setting that differs makes a series, unless it
+is on one of the short lists below or a figure takes it as its axis. So no setting can be averaged away unnoticed.
 """
 
-import json
-import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
+from scipy import stats
 
 from recall_lab.files import read_json, replacing
+from recall_lab.folders import (
+    Config,
+    ForeignFolder,
+    flatten,
+    read_config,
+    runs,
+    status,
+    with_rows,
+    without,
+)
+from recall_lab.series import condition, series
 
-MARK = ".recall_lab"
-"""The file that tells a folder of ours from anybody else's."""
+REPLICATES = ("seed", "data_seed")
+"""Settings by which replicates differ."""
 
-SWEEP = "RECALL_LAB_SWEEP"
-"""Environment variable by which the runs of one command, also in other processes, know that they belong together."""
+CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "choice.task", "choice.mixer",
+                 "train.keep")  # fmt: skip
+"""Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
+
+SELECTED = ("train.lr",)
+"""Settings that are chosen on validation unless the setting `select` says otherwise."""
+
+CELLS = ("test.cells",)
+"""Settings that only say which cells are measured; the cell is in `task.*`."""
 
 SCORES = ("accuracy", "r2")
-"""What tells good from bad: accuracy per scored token, or, of a continuous task, R²."""
-
-ORACLE = tuple(
-    f"oracle.{name}" for name in ("gates.", "keys", "cosine", "centered", "passes", "overwrites", "sharpness")
-)
-"""How the oracle's columns begin that tell one series from another; the others are sizes, as those of a cell."""
+"""The metrics that tell good from bad: accuracy per scored token, or R² of a continuous task."""
 
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
 
 
-class ForeignFolder(ValueError):
-    """A folder that is not ours to write into, or holds nothing of ours to read."""
-
-
-def claim(folder: Path) -> None:
-    """Makes the folder ours, or raises ForeignFolder: never writes among somebody else's files."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        there = {path.name for path in folder.iterdir()}
-        if not there:
-            (folder / MARK).touch()
-        elif MARK not in there:
-            raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
-        elif not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise ForeignFolder(f"cannot write to {folder}: {error.strerror or error}") from error
-
-
-def runs(folder: Path) -> list[Path]:
-    """The run folders of a sweep's folder, in the order in which they were begun."""
-    if not (folder / MARK).exists():
-        raise ForeignFolder(f"{folder} is not a folder that recall-lab run has written")
-    found = [path.parent for path in folder.glob("*/status.json")]
-    return sorted(found, key=lambda run: (status(run)["started"], run.name))
-
-
-def status(run: Path) -> dict[str, Any]:
-    """state (running, finished, failed, interrupted; lost where a finished run's files are gone), times, versions."""
-    found = {"state": "lost", "started": "", "sweep": ""} | read_json(run / "status.json", {})
-    whole = all((run / name).exists() for name in ("config.yaml", "rows.json"))
-    return found | {"state": "lost"} if found["state"] == "finished" and not whole else found
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """The resolved configuration of a run."""
-    return yaml.safe_load((run / "config.yaml").read_text())
-
-
 def collect(folder: Path) -> pd.DataFrame:
-    """One row a metric and cell of every finished run; the configuration as columns (`mixer.heads`, `train.lr` …).
+    """The rows of every run that has results, with the run's settings as columns (see the module), and `series`.
 
-    Raises ForeignFolder where the folder is not a sweep's, or no run of it has finished.
+    Of runs that differ in circumstances only, the newest is taken (`repeated` names them).
+    Raises ForeignFolder where the folder is not a sweep's, or no run of it has results.
     """
-    rows = [row for run in runs(folder) if status(run)["state"] == "finished" for row in run_rows(run)]
-    if not rows:
+    available = with_rows(folder)
+    if not available:
         states = Counter(status(run)["state"] for run in runs(folder))
-        there = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs at all"
-        raise ForeignFolder(f"{folder} has no finished run yet: {there}")
-    table = mixtures(pd.DataFrame(rows))
+        found = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs"
+        raise ForeignFolder(f"{folder} has no finished run yet: {found}")
+    superseded = {old for old, _ in _superseded(available)}
+    table = pd.DataFrame([row for run in available if run not in superseded for row in run_rows(run)])
     table["series"] = series(table)
     return table
 
 
-def mixtures(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with columns `trained.X`: the largest number that a run trained on had of the task's parameter X.
-
-    They tell runs trained on other mixtures, or on the same task with another vocabulary, from each other's seeds.
-    """
-    validation = table[table["split"] == "validation"]
-    numbers = [c for c in table if c.startswith("task.") and pd.api.types.is_numeric_dtype(table[c])]
-    largest = validation.groupby("run")[numbers].max()
-    return table.join(largest.rename(columns=lambda c: c.replace("task.", "trained.", 1)), on="run")
-
-
 def run_rows(run: Path) -> list[Row]:
-    """The rows of one run, each with the run's own columns."""
-    facts = status(run)
-    config = read_config(run)
-    columns = flatten(config) | {
+    """The rows of one run, each with the run's own columns and the settings that it depends on."""
+    facts, config = status(run), read_config(run)
+    columns = settings(config) | {
         "run": run.name,
         "mixer": config["choice"]["mixer"],
         "task": config["choice"]["task"],
-        **{name: facts[name] for name in ("git", "torch", "numpy", "python", "version", "device", "seconds")},
+        **{name: config[name] for name in REPLICATES},
+        **{name: facts.get(name) for name in ("git", "torch", "numpy", "python", "version", "device", "threads")},
+        "seconds": facts["seconds"],
     }
-    rows = [columns | row for row in read_json(run / "rows.json", [])]
+    rows = [_relevant(columns, row) for row in read_json(run / "rows.json")["rows"]]
     for path in sorted(run.glob("probe-*.json")):
         later = read_json(path)
-        rows += [columns | later["columns"] | row for row in later["rows"]]
+        own = {name: value for name, value in columns.items() if not name.startswith(("mixer.", "probe."))}
+        rows += [_relevant(own | later["columns"], row) for row in later["rows"]]
     return rows
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; lists as JSON; `_target_` and its kin, and where the results lie, left out."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if key.startswith("_") or (not prefix and key in ("name", "root", "report", "choice")):
-            continue
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+def settings(config: Config) -> dict[str, Any]:
+    """The condition of a run as columns: every setting but replicates, circumstances and the tested cells."""
+    flat = without(flatten(config), (*REPLICATES, *CIRCUMSTANCES, *CELLS))
+    renamed = {f"trained{key[4:]}" if key.startswith("task.") else key: value for key, value in flat.items()}
+    return {key if "." in key else f"config.{key}": value for key, value in renamed.items()}
 
 
-def varying(table: pd.DataFrame) -> list[str]:
-    """The settings that differ between runs of the same mixer and task, seeds and the cell aside."""
-    settings = [
-        name
-        for name in table.columns
-        if name.startswith(("mixer.", "model.", "train.", "trained.", "trained_as", *ORACLE))
-        and not name.startswith("train.cells")
-    ]
-    # Not one row a run: policies put on a run's weights later are series of their own under its name.
-    groups = table.drop_duplicates(["mixer", "task", *settings]).groupby(["mixer", "task"])
-    return [name for name in settings if (groups[name].nunique(dropna=False) > 1).any()]
+def _relevant(columns: dict[str, Any], row: Row) -> Row:
+    """The row with its run's columns: of the probes' settings only those of the probe that made the row."""
+    own = f"probe.{row['probe']}." if "probe" in row else ""
+    probing = ("probe.", "test.probe_sequences")
+    return {
+        name: value for name, value in columns.items() if not name.startswith(probing) or (own and own in name)
+    } | ({"test.probe_sequences": columns.get("test.probe_sequences")} if own else {}) | row  # fmt: skip
 
 
-def series(table: pd.DataFrame) -> pd.Series:
-    """What a legend calls a run: its mixer, and the settings that tell it from others of the same mixer."""
-    settings = varying(table)
-    label = table["mixer"].astype(str)
-    for name in settings:
-        several = table.groupby(["mixer", "task"])[name].transform(lambda column: column.nunique(dropna=False) > 1)
-        told = several & table[name].notna()
-        value = table[name].map(lambda x: f"{x:g}" if isinstance(x, float) else str(x))
-        label = label.where(~told, label + " " + name.split(".")[-1] + "=" + value)
-    return label
+def _superseded(available: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """(older run, newest run) of every condition and replicate that was run more than once."""
+    groups: dict[str, list[Path]] = {}
+    for run in available:
+        flat = without(flatten(read_config(run)), CIRCUMSTANCES)
+        groups.setdefault(repr(sorted(flat.items())), []).append(run)
+    return [(old, group[-1]) for group in groups.values() for old in group[:-1]]
 
 
-def select(table: pd.DataFrame, over: Iterable[str] = ("train.lr",)) -> pd.DataFrame:
-    """Keeps, of the runs that differ only in `over`, those at the setting with the best mean validation accuracy.
+def repeated(folder: Path) -> list[str]:
+    """One line for each run that another one repeats under other circumstances, and so takes the place of."""
+    lines = []
+    for old, new in _superseded(with_rows(folder)):
+        before, after = ({**flatten(read_config(run)), "device": status(run)["device"]} for run in (old, new))
+        differing = [f"{name}={before.get(name)} → {after.get(name)}" for name in CIRCUMSTANCES
+                     if before.get(name) != after.get(name)]  # fmt: skip
+        lines.append(f"{old.name} repeats {new.name} ({', '.join(differing) or 'same settings'}); the newer is used")
+    return lines
 
-    The test rows take no part in the choice. What is kept loses those settings from its series' name. A run is kept or
-    left out as a whole, with all that was asked of it later; one that was never validated is kept.
+
+def selected_settings(folder: Path) -> tuple[str, ...]:
+    """The settings that the runs of this sweep name to be chosen on validation (`select`)."""
+    named = [name for run in with_rows(folder) for name in read_config(run).get("select", SELECTED)]
+    return tuple(dict.fromkeys(named)) or SELECTED
+
+
+def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:
+    """Keeps, of the runs that differ only in the settings `over`, those with the best mean validation score.
+
+    The test rows have no part in the choice. A choice that fewer replicates survived cannot win. A run is kept or left
+    out as a whole, with all that was probed later; one that was never validated is kept. The names of the series that
+    remain no longer mention `over`.
     """
+    over = [name for name in over if name in table]
     validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
-    settings = varying(validation)
-    over = [name for name in over if name in settings]
-    if not over:
+    if not over or validation.empty:
         return table
-    others = ["mixer", "task", *(name for name in settings if name not in over)]
+    others = ["mixer", "task", "_others"]
+    validation = validation.assign(_others=condition(validation, axis=over))
     score = validation.groupby([*others, *over], dropna=False).agg(value=("value", "mean"), runs=("run", "nunique"))
     score = score.reset_index()
-    # A setting that failed with some seeds must not win by those it survived.
     score = score[score["runs"] == score.groupby(others, dropna=False)["runs"].transform("max")]
     best = score.loc[score.groupby(others, dropna=False)["value"].idxmax(), [*others, *over]]
     lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
     kept = table[~table["run"].isin(lost)]
-    return kept.assign(series=series(kept))
+    return kept.assign(series=series(kept, axis=over))
 
 
-def interval(values: Iterable[float | int], level: float = 0.95, draws: int = 2000) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over independent runs; the same values give the same interval.
+def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean of independent values, the same from call to call (see `interval_name`).
 
-    Within the range of the values by construction, so an accuracy's never leaves [0, 1]. Of one to three values it is
-    that range, which holds the true mean less often than `level` says, half of the time for two: see `interval_name`.
+    One or two values: their range. Up to seven: Student's t. From eight on: percentile bootstrap.
     """
-    values = np.sort(np.asarray(list(values), dtype=float))
-    picks = np.random.default_rng(0).integers(len(values), size=(draws, len(values)))
-    low, high = np.quantile(values[picks].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    x = np.sort(np.asarray(list(values), dtype=float))
+    if len(x) < 3 or x[0] == x[-1]:
+        return float(x[0]), float(x[-1])
+    if len(x) < 8:
+        low, high = stats.t.interval(level, len(x) - 1, x.mean(), stats.sem(x))
+    else:
+        found = stats.bootstrap(
+            (x,), np.mean, confidence_level=level, method="percentile", rng=np.random.default_rng(0)
+        )
+        low, high = found.confidence_interval
     return float(low), float(high)
 
 
-def interval_name(runs: Iterable[float | int]) -> str:
-    """What `interval` may be called over so many runs: too few make no more than their range."""
-    return "range" if max(runs) < 4 else "95 %"
+def interval_name(replicates: Iterable[float | int]) -> str:
+    """What `interval` is called for so many replicates: the range of two is no confidence interval."""
+    return "range" if max(replicates) < 3 else "95 %"
 
 
 def summarise(
@@ -206,27 +182,43 @@ def summarise(
 
 
 def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Mean of `value` over runs for every combination of `by`: columns mean, low, high, runs.
+    """Mean of `value` over replicates for every combination of `by`: columns *by, mean, low, high, runs.
 
-    The interval is that over runs; where there is but one, the rows' own.
+    A replicate is a (seed, data_seed) pair: it counts once, with the mean of its rows in the group, and with its
+    newest run where it was run twice. `runs` is the number of replicates. low and high are `interval` over
+    replicates, shares held within [0, 1]; of one replicate they are the rows' own, where those have any.
+    Raises ValueError where a group would mix runs of different conditions.
     """
+    rows = rows.assign(_condition=condition(rows))
     records = []
     for key, group in rows.groupby(by, sort=True, dropna=False):
-        # A run counts once, also where several of its cells fall into one group.
-        values = group.groupby("run")["value"].mean()
-        own = [
-            float(group[side].mean()) if side in group and group[side].notna().any() else values.mean()
-            for side in ("low", "high")
-        ]
-        low, high = own if len(values) == 1 else interval(values)
+        if group["_condition"].nunique() > 1:
+            mixed = "; ".join(sorted(series(group).unique()))
+            raise ValueError(f"an average over {by} would mix runs of different settings: {mixed}")
+        group = _newest(group)
+        values = group.groupby([name for name in REPLICATES if name in group] or "run")["value"].mean()
+        low, high = interval(values)
+        if len(values) == 1 and {"low", "high"} <= set(group) and group["low"].notna().any():
+            low, high = float(group["low"].mean()), float(group["high"].mean())
+        if group["metric"].str.contains("accuracy|top1").all():
+            low, high = max(low, 0.0), min(high, 1.0)
         records.append((*key, values.mean(), low, high, len(values)))
     return pd.DataFrame(records, columns=[*by, "mean", "low", "high", "runs"])
 
 
+def _newest(group: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each replicate's newest run; runs stand in the table in the order in which they were started."""
+    names = [name for name in REPLICATES if name in group]
+    if not names or group["run"].nunique() == 1:
+        return group
+    return group[group["run"] == group.groupby(names)["run"].transform("last")]
+
+
 def save(table: pd.DataFrame, path: Path) -> None:
-    """The tidy table as parquet."""
+    """Writes the table as parquet. A column of numbers and words becomes words; what is missing stays missing."""
     for name in table.columns:
-        if table[name].dropna().map(type).nunique() > 1:  # a setting that is a number here and a word there
-            table = table.assign(**{name: table[name].astype(str)})
+        present = table[name].dropna()
+        if present.map(type).nunique() > 1:
+            table = table.assign(**{name: present.map(str).reindex(table.index).astype(object)})
     with replacing(path) as temporary:
         table.to_parquet(temporary, index=False)

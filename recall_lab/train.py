@@ -1,79 +1,80 @@
-"""Training and evaluation. Every batch is drawn from (data seed, split, cell, number) alone: the same for every
-mixer, the same again after a restart, and never the same in two splits."""
+"""Training and evaluation of a model on a task, with checkpoints from which training resumes exactly."""
 
-import hashlib
-import logging
 import math
-import pickle
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from recall_lab.files import replacing
-from recall_lab.model import loss
-from recall_lab.task.base import Batch, Task
-
-Cell = dict[str, Any]
-"""A point of a task's grid: the parameters that differ from the task's own."""
-
-Grid = list[Cell] | dict[str, list[Any]]
-"""Cells one by one, or for each parameter its values, meaning every combination of them."""
-
-Scores = dict[str, float | int]
-"""Name of a metric → its value."""
-
-log = logging.getLogger("recall_lab")
+from recall_lab import metrics
+from recall_lab.checkpoint import NotFinite as NotFinite
+from recall_lab.checkpoint import Progress, Scores, resume, save
+from recall_lab.checkpoint import load as load
+from recall_lab.checks import flag, number, share, whole_number
+from recall_lab.data import Cell, Grid, arrays, stream, training_cells
+from recall_lab.data import test_cells as test_cells
+from recall_lab.metrics import loss
+from recall_lab.task.base import Task
 
 EVALUATION_TOKENS = 16384
-"""Tokens evaluated at a time."""
+"""Number of tokens evaluated in one forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained; conf/config.yaml says what each key means."""
+    """How a model is trained: AdamW with gradient clipping, linear warm-up and a cosine schedule.
 
-    steps: int
-    tokens: int
-    lr: float | int
-    weight_decay: float | int
-    warmup: float | int
-    clip: float | int
-    validate_every: int
-    validation_sequences: int
-    solved: float | int | None
-    keep: bool
-    bf16: bool
-    compile: bool
-    cells: Grid | None
+    Raises ValueError, naming the setting, where a value is impossible.
+    """
+
+    steps: int = 1000
+    """Largest number of training steps."""
+    tokens: int = 4096
+    """Tokens per batch, at any sequence length; a batch has at least one sequence."""
+    lr: float = 1e-2
+    """Largest learning rate, reached after the warm-up."""
+    weight_decay: float = 0.0
+    """Of the parameters that `parameter_groups` decays."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises linearly; it then follows a cosine down to zero."""
+    clip: float = 1.0
+    """Largest norm of the gradient of all parameters together."""
+    validate_every: int = 100
+    """Steps between two validations."""
+    validation_sequences: int = 256
+    """Sequences per cell in a validation."""
+    solved: float | None = 0.999
+    """Training stops when the validation accuracy per token (R² of a continuous task) reaches this in every cell;
+    None: never."""
+    keep: bool = False
+    """Whether the run keeps its weights at every validation."""
+    bf16: bool = False
+    """Whether the forward pass runs under bfloat16 autocast."""
+    compile: bool = False
+    """Whether training uses torch.compile."""
+    cells: Grid | None = None
+    """The cells trained on, in turn; None: the cells that `training_cells` derives from the task."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"train.{name}={value}: a whole number of at least 1")
-        for name, least in (("weight_decay", 0), ("solved", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float) or value < least):
-                raise ValueError(f"train.{name}={value}: a number of at least {least}")
+            whole_number(f"train.{name}", getattr(self, name))
         for name in ("lr", "clip"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"train.{name}={value}: a number above 0")
-        if not isinstance(self.warmup, int | float) or not 0 <= self.warmup <= 1:
-            raise ValueError(f"train.warmup={self.warmup}: a share of the steps, 0 to 1")
+            number(f"train.{name}", getattr(self, name), above=0)
+        number("train.weight_decay", self.weight_decay, least=0)
+        share("train.warmup", self.warmup)
+        if self.solved is not None:
+            number("train.solved", self.solved, least=0)
+        for name in ("keep", "bf16", "compile"):
+            flag(f"train.{name}", getattr(self, name))
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step (0 the first): linear warm-up, then a cosine to nought."""
+        """Learning rate of a step, counted from 0: it is positive in the first and nearly zero in the last."""
         warm = self.warmup * self.steps
         if step < warm:
             return self.lr * (step + 1) / (warm + 1)
@@ -82,96 +83,51 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Testing:
-    """How a trained model is tested; conf/config.yaml says what each key means."""
+    """How much of the test split a trained model is scored on.
 
-    tokens: int
-    sequences: int
-    probe_sequences: int
-    cells: Grid | None
+    Raises ValueError, naming the setting, where a value is impossible.
+    """
+
+    tokens: int = 32768
+    """Tokens per cell."""
+    sequences: int = 64
+    """Smallest number of sequences per cell, where `tokens` would be fewer."""
+    probe_sequences: int = 16
+    """Sequences per cell that the probes are computed on."""
+    cells: Grid | None = None
+    """The cells tested on; None: the training cells, and the task at 2 and 4 times its size."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "sequences", "probe_sequences"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"test.{name}={value}: a whole number of at least 1")
+            whole_number(f"test.{name}", getattr(self, name))
 
     def sequences_of(self, task: Task) -> int:
-        """How many sequences of a cell are scored: `tokens` of them, but at least `sequences`."""
+        """How many sequences are scored of a cell (a task at its size)."""
         return max(self.sequences, self.tokens // task.length)
 
 
-class NotFinite(ArithmeticError):
-    """The loss of a training step was not a finite number."""
+class Interrupted(Exception):
+    """Training was stopped on request after a completed step; its checkpoint, if any, was written."""
 
 
-def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Generator:
-    """The generator of batch `number` of a cell: independent for every seed, split, cell and number."""
-    digest = hashlib.sha256(repr((split, sorted(cell.items()))).encode()).digest()
-    return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The optimiser's two parameter groups: those that weight decay shrinks, and those it leaves alone.
 
-
-def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """What a checkpoint holds, plain values and tensors alone. Raises ValueError where the file is damaged."""
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged; without it the run begins again") from error
-
-
-def training_cells(task: Task, cells: Grid | None, warn: bool = True) -> list[Cell]:
-    """The mixture trained on: the given cells, or the task at its size and at 1/2, 1/4 and 1/8 of it.
-
-    Sizes that the task does not allow are left out, with a warning in the log unless `warn` is False.
+    Exempt are parameters with fewer than two axes (norms, biases, decays, offsets and lengths per head or channel),
+    and those that a module lists in its class attribute `no_weight_decay`. Everything else decays: projections,
+    convolutions, and the embedding too, as in nanoGPT and Megatron-LM.
     """
-    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1), warn) if cells is None else _checked(task, cells)
-
-
-def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
-    """The grid tested on: the given cells, or those trained on and the task at 2 and 4 times its size.
-
-    Each cell occurs once. Sizes that the task does not allow are left out, with a warning in the log.
-    """
-    if cells is not None:
-        return _checked(task, cells)
-    return trained + [cell for cell in _derived(task, (2, 4)) if cell not in trained]
-
-
-def _derived(task: Task, factors: tuple[float | int, ...], warn: bool = True) -> list[Cell]:
-    """The possible cells of a derived grid; the others are logged with the reason."""
-    scaled = task.scaled(factors)
-    for reason in scaled.impossible if warn else ():
-        log.warning("a cell of the derived grid is left out: %s", reason)
-    return scaled.cells
-
-
-def _checked(task: Task, cells: Grid) -> list[Cell]:
-    """The grid's cells, each one possible for the task; raises ValueError, naming the cell, where one is not."""
-    if isinstance(cells, dict):
-        for name, values in cells.items():
-            if not isinstance(values, list) or not values:
-                raise ValueError(f"cells: {name}={values!r}: a list of values, of which every combination is a cell")
-        cells = [dict(zip(cells, values, strict=True)) for values in product(*cells.values())]
-    if not isinstance(cells, list) or not cells:
-        raise ValueError(f"cells={cells!r}: at least one cell, or null for those that follow from the task")
-    for number, cell in enumerate(cells):
-        if not isinstance(cell, dict) or cell in cells[:number]:
-            raise ValueError(f"cell {cell!r}: parameters by name, {{length: 64, …}}, and each cell once")
-        try:
-            task.at(**cell)
-        except ValueError as error:
-            raise ValueError(f"cell {cell}: {error}") from error
-    return cells
-
-
-def arrays(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens, scored (b t) and the targets of the scored places, on the device."""
-    scored = batch.scored
-    targets = batch.targets[scored]
-    if not targets.size:
-        raise ValueError("a batch with nothing to score: no place of its sequences has a target")
-    if targets.dtype.kind == "i":
-        targets = targets.astype(np.int64)
-    return tuple(torch.from_numpy(x).to(device, non_blocking=True) for x in (batch.tokens, scored, targets))
+    exempt = {
+        parameter
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim < 2 or name in getattr(module, "no_weight_decay", ())
+    }
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p not in exempt], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p in exempt], "weight_decay": 0.0},
+    ]
 
 
 def train(
@@ -182,129 +138,119 @@ def train(
     device: torch.device,
     checkpoint: Path | None = None,
     report: Callable[[Scores], None] = lambda point: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Scores]:
-    """Trains in place and returns the training curve, a point a validation.
+    """Trains the model in place and returns the training curve, one point per validation.
 
-    Goes on from `checkpoint` where that file exists, with the same result as without the interruption; writes it
-    at every validation. report: called with every new point of the curve.
+    checkpoint  written at every validation; where it exists, training resumes from it, with the same result as
+                without the interruption
+    report      called with every new point of the curve, before the checkpoint is written
+    stop        called before every step; when it returns True, the checkpoint is written and Interrupted raised
+
     Raises NotFinite, naming the step, when a loss is not finite.
     """
-    cells = training_cells(task, training.cells, warn=False)
+    cells = training_cells(task, training.cells)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=training.lr, weight_decay=training.weight_decay, fused=device.type in ("cpu", "cuda")
+        parameter_groups(model, training.weight_decay), lr=training.lr, fused=device.type in ("cpu", "cuda")
     )
-    curve: list[Scores] = []
+    progress = Progress()
     if checkpoint is not None and checkpoint.exists():
-        saved = load(checkpoint, device)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        curve = saved["curve"]
-    compiled = torch.compile(model) if training.compile else model
-    autocast = torch.autocast(device.type, torch.bfloat16) if training.bf16 else nullcontext()
-    started = time.perf_counter() - (curve[-1]["seconds"] if curve else 0)
-    losses: list[Tensor] = []
-    solved = bool(curve) and _solved(curve[-1], training)
-    step = curve[-1]["step"] if curve else 0
-    while step < training.steps and not solved:
-        cell = cells[step % len(cells)]
+        progress = resume(checkpoint, model, optimizer, device)
+    forward = torch.compile(model) if training.compile else model
+    started = time.perf_counter() - progress.seconds
+    while not _done(progress, training):
+        if stop():
+            progress.check()
+            progress.seconds = time.perf_counter() - started
+            if checkpoint is not None:
+                save(checkpoint, model, optimizer, progress)
+            raise Interrupted(f"training stopped after step {progress.step} of {training.steps}")
+        cell = cells[progress.step % len(cells)]
         at = task.at(**cell)
-        batch = at.sample(max(1, training.tokens // at.length), stream(data_seed, "train", cell, step))
+        batch = at.sample(max(1, training.tokens // at.length), stream(data_seed, "train", cell, progress.step))
         tokens, scored, targets = arrays(batch, device)
         model.train()
-        with autocast:
-            value = loss(compiled(tokens, scored), targets)
-        if losses:
-            _finite(losses[-1], step - 1)
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), training.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = training.rate(step)
-        optimizer.step()
-        losses.append(value.detach())
-        step += 1
-        if step % training.validate_every == 0 or step == training.steps:
-            _finite(losses[-1], step - 1)
-            point = {"step": step, "train_loss": float(torch.stack(losses).mean())}
+        with torch.autocast(device.type, torch.bfloat16) if training.bf16 else nullcontext():
+            value = loss(forward(tokens, scored), targets)
+        progress.check()  # The previous loss: reading this one would make the host wait for the device.
+        _update(model, optimizer, value, training.rate(progress.step), training.clip)
+        progress.losses.append(value.detach())
+        progress.step += 1
+        if progress.step % training.validate_every == 0 or progress.step == training.steps:
+            progress.check()
+            point = {"step": progress.step, "train_loss": float(torch.stack(progress.losses).mean())}
             point |= _validate(model, task, training, data_seed, device, cells)
-            point["seconds"] = time.perf_counter() - started
-            losses = []
-            curve.append(point)
+            progress.seconds = point["seconds"] = time.perf_counter() - started
+            progress.losses = []
+            progress.curve.append(point)
             report(point)
-            solved = _solved(point, training)
             if checkpoint is not None:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "curve": curve}
-                with replacing(checkpoint) as temporary:
-                    torch.save(state, temporary)
-    return curve
+                save(checkpoint, model, optimizer, progress)
+    return progress.curve
+
+
+def _done(progress: Progress, training: Training) -> bool:
+    """Whether all steps are done, or the last validation reached `training.solved` in every cell."""
+    lowest = progress.curve[-1]["worst_accuracy"] if progress.curve else -math.inf
+    return progress.step >= training.steps or (training.solved is not None and lowest >= training.solved)
+
+
+def _update(model: nn.Module, optimizer: torch.optim.Optimizer, value: Tensor, rate: float, clip: float) -> None:
+    """One step of the optimiser on the clipped gradient of the loss `value`."""
+    optimizer.zero_grad(set_to_none=True)
+    value.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
 
 
 def evaluate(
     model: nn.Module, task: Task, cell: Cell, data_seed: int, split: str, sequences: int, device: torch.device
 ) -> Scores:
-    """Scores the model on that many sequences of one cell, in batches of at most EVALUATION_TOKENS tokens.
+    """Scores of the model on `sequences` sequences of one cell of a split.
 
-    accuracy           share of scored tokens answered right
-    sequence_accuracy  share of sequences with every scored token right
-    loss_bits          mean −log₂ p of the right answer
-    tokens, sequences  how many of each were scored
-    Of a continuous task, in place of the first three:
-    error              Σ‖y − target‖² / Σ‖target − mean‖²
+    accuracy           share of the scored tokens predicted correctly
+    sequence_accuracy  share of the sequences with every scored token correct
+    loss_bits          mean −log₂ p of the target
+    tokens, sequences  number of scored tokens, and of sequences
+    A continuous task has two others in place of the first three:
+    error              Σ‖output − target‖² / Σ‖target − mean target‖²
     r2                 1 − error
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
-    sums: Counter[str] = Counter()
-    total = 0.0
+    parts: list[tuple[Tensor, ...]] = []
     model.eval()
     with torch.no_grad():
-        for number in range(-(-sequences // size)):
+        for number in range(math.ceil(sequences / size)):
             count = min(size, sequences - number * size)
-            inputs, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
-            answers = model(inputs, scored).float()
-            sums["tokens"] += len(targets)
-            sums["sequences"] += count
+            tokens, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
+            outputs = model(tokens, scored).float()
             if task.continuous:
-                sums["squared"] += float((answers - targets).square().sum())
-                sums["norm"] += float(targets.square().sum())
-                total = total + targets.sum(dim=0)
-                continue
-            hit = torch.ones_like(scored)
-            hit[scored] = answers.argmax(dim=-1) == targets
-            sums["right"] += int(hit[scored].sum())
-            sums["whole"] += int(hit.all(dim=1).sum())
-            sums["nats"] += float(F.cross_entropy(answers, targets, reduction="sum"))
-    counts = {name: sums[name] for name in ("tokens", "sequences")}
+                parts.append((metrics.squared_error(outputs, targets), targets))
+            else:
+                hits = metrics.correct(outputs, targets)
+                bits = metrics.loss_bits(outputs, targets)
+                parts.append((hits, metrics.correct_sequences(hits, scored), bits))
+    columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
+    counts = {"tokens": len(columns[0]), "sequences": sequences}
     if task.continuous:
-        error = sums["squared"] / (sums["norm"] - float(total.square().sum()) / sums["tokens"])
+        error = metrics.normalised_error(*columns)
         return {"error": error, "r2": 1 - error, **counts}
-    return {
-        "accuracy": sums["right"] / sums["tokens"],
-        "sequence_accuracy": sums["whole"] / sums["sequences"],
-        "loss_bits": sums["nats"] / sums["tokens"] / math.log(2),
-        **counts,
-    }
+    names = ("accuracy", "sequence_accuracy", "loss_bits")
+    return {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)} | counts
 
 
 def _validate(
     model: nn.Module, task: Task, training: Training, data_seed: int, device: torch.device, cells: list[Cell]
 ) -> Scores:
-    """Mean accuracy (R² of a continuous task) and loss (its error) over the cells, and the accuracy of the worst."""
-    accuracy, loss = ("r2", "error") if task.continuous else ("accuracy", "loss_bits")
+    """Mean accuracy and loss in bits over the cells, and the lowest accuracy; R² and error in a continuous task."""
+    accuracy, lost = ("r2", "error") if task.continuous else ("accuracy", "loss_bits")
     sequences = training.validation_sequences
     scores = [evaluate(model, task, cell, data_seed, "validation", sequences, device) for cell in cells]
     return {
         "accuracy": float(np.mean([score[accuracy] for score in scores])),
         "worst_accuracy": min(score[accuracy] for score in scores),
-        "loss": float(np.mean([score[loss] for score in scores])),
+        "loss": float(np.mean([score[lost] for score in scores])),
     }
-
-
-def _solved(point: Scores, training: Training) -> bool:
-    return training.solved is not None and point["worst_accuracy"] >= training.solved
-
-
-def _finite(value: Tensor, step: int) -> None:
-    """Looks at the loss one step late, so that the device is never waited for while it could compute."""
-    if not math.isfinite(float(value)):
-        raise NotFinite(f"the loss of training step {step} is {float(value)}: lower train.lr or train.clip")

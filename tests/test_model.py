@@ -1,4 +1,4 @@
-"""The model: decoding equals the whole pass, traces are of that pass, sizes are checked."""
+"""The model: decoding equals the forward pass, traces come from that pass, sizes are checked."""
 
 import hydra
 import pytest
@@ -16,20 +16,20 @@ def build(mixer: str, layers: int = 2, **more) -> Model:
 
 
 @pytest.mark.parametrize("mixer", names("mixer"))
-def test_decoding_equals_the_whole_pass(mixer):
+def test_decoding_equals_the_forward_pass(mixer):
     model = build(mixer, mlp=1.5).double()
     tokens = torch.randint(24, (2, 11))
-    whole = model(tokens)
+    expected = model(tokens)
     logits, states = model.prefill(tokens[:, :5], model.initial_state(2))
-    assert torch.allclose(logits, whole[:, :5], atol=1e-6)
+    assert torch.allclose(logits, expected[:, :5], atol=1e-6)
     for t in range(5, 11):
         logits, states = model.step(tokens[:, t : t + 1], states)
-        assert torch.allclose(logits[:, 0], whole[:, t], atol=1e-6)
+        assert torch.allclose(logits[:, 0], expected[:, t], atol=1e-6)
 
 
 @pytest.mark.parametrize("mixer", names("mixer"))
-def test_trace_is_of_the_same_pass(mixer):
-    """A v = o, in every layer, of what the trace holds; and the trace ends where the model does."""
+def test_a_trace_is_of_the_forward_pass(mixer):
+    """The traced outputs give the output of each layer's mixer, and equal A v where the mechanism is linear in v."""
     model = build(mixer)
     tokens = torch.randint(24, (2, 20))
     traces = model.trace(tokens, torch.zeros(2, 20, dtype=torch.long))
@@ -48,20 +48,20 @@ def test_trace_is_of_the_same_pass(mixer):
             assert (A @ trace.v - trace.o).norm() < 1e-5 * trace.o.norm()
 
 
-def test_scored_places_alone():
+def test_logits_of_scored_positions_only():
     model = build("softmax")
     tokens = torch.randint(24, (3, 9))
     scored = torch.rand(3, 9) < 0.4
     assert torch.allclose(model(tokens, scored), model(tokens)[scored])
 
 
-def test_channels_are_added():
+def test_tokens_of_one_position_are_added():
     model = build("softmax")
     tokens = torch.randint(24, (2, 5, 2))
-    assert torch.equal(model.enter(tokens), model.embed(tokens[..., 0]) + model.embed(tokens[..., 1]))
+    assert torch.equal(model.embed_tokens(tokens), model.embed(tokens[..., 0]) + model.embed(tokens[..., 1]))
 
 
-def test_a_list_of_mixers_takes_turns():
+def test_the_layers_use_a_list_of_mixers_in_turn():
     model = build("hybrid", layers=3, overrides=["mixer.pattern=[first,second]"])
     kinds = [type(block.mixer).__name__ for block in model.blocks]
     assert kinds == ["DeltaRule", "Softmax", "DeltaRule"]
@@ -72,8 +72,7 @@ def test_state_size_adds_up_over_layers():
     assert two == (2 * one[0], 2 * one[1])
 
 
-def test_construction_leaves_a_mixers_own_initial_values_alone():
-    """What a mixer sets up is what the model holds: nothing is drawn again."""
+def test_a_model_does_not_change_its_mixers_initial_values():
     made: list[tuple[Mixer, dict]] = []
 
     def maker(d_model):
@@ -86,10 +85,22 @@ def test_construction_leaves_a_mixers_own_initial_values_alone():
         assert all(torch.equal(value, before[name]) for name, value in mixer.state_dict().items())
 
 
-@pytest.mark.parametrize("size", [{"d_model": 0}, {"layers": 0}, {"mlp": -1.0}])
-def test_impossible_sizes(size):
-    with pytest.raises(ValueError, match=r"at least"):
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ({"d_model": 0}, "model.d_model=0: must be a whole number of at least 1"),
+        ({"layers": 0}, "model.layers=0: must be a whole number of at least 1"),
+        ({"mlp": -1.0}, "model.mlp=-1.0: must be a number of at least 0"),
+    ],
+)
+def test_impossible_sizes(size, message):
+    with pytest.raises(ValueError, match=message):
         Model(8, hydra.utils.instantiate(config().mixer), **size)
+
+
+def test_every_mixer_of_a_list_needs_a_layer():
+    with pytest.raises(ValueError, match=r"model\.layers=1: must be at least the number of mixers, 2"):
+        build("hybrid", layers=1)
 
 
 def test_heads_must_divide():
@@ -101,7 +112,7 @@ def test_heads_must_divide():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("mixer", names("mixer"))
 def test_gpu_trains_like_cpu(mixer):
-    """Ten steps on the same data: the losses on CUDA follow those on the CPU."""
+    """Ten steps on the same data: the losses on CUDA are close to those on the CPU."""
     from recall_lab.task.mqar import MQAR
     from recall_lab.train import train
 

@@ -1,85 +1,25 @@
-"""Training and evaluation: streams, scoring, the schedule, stopping, and going on after an interruption."""
+"""Training and evaluation: scores, learning rate, weight decay, early stopping, options."""
 
+import itertools
+import math
+from functools import partial
 from typing import ClassVar
 
 import hydra
 import numpy as np
 import pytest
 import torch
-from conftest import config
+from conftest import CPU, TASK, config, names, small_model, small_training
 from torch import nn
 
+import recall_lab.train
+from recall_lab.data import stream
+from recall_lab.mixer.base import ShortConv
+from recall_lab.mixer.softmax import Softmax
 from recall_lab.model import Model
 from recall_lab.task.base import IGNORE
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import NotFinite, Training, evaluate, stream, train, training_cells
-from recall_lab.train import test_cells as grid
-
-CPU = torch.device("cpu")
-TASK = MQAR(vocab=32, length=16, pairs=4)
-
-
-def setting(**changed) -> Training:
-    plain = hydra.utils.instantiate(config().train, _convert_="all")
-    fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-    small = {"steps": 30, "tokens": 512, "validate_every": 10, "validation_sequences": 16}
-    return Training(**{**fields, **small, **changed})
-
-
-def model(mixer: str = "softmax", seed: int = 0) -> Model:
-    torch.manual_seed(seed)
-    return Model(TASK.vocab, hydra.utils.instantiate(config(f"mixer={mixer}").mixer), d_model=16, layers=1)
-
-
-class Recorder(MQAR):
-    """A task that keeps the bytes of every batch it has given."""
-
-    kept: ClassVar[list[bytes]] = []
-
-    def sample(self, sequences, rng):
-        batch = super().sample(sequences, rng)
-        self.kept.append(batch.tokens.tobytes() + batch.targets.tobytes())
-        return batch
-
-
-def recorded(net: Model, data_seed: int) -> list[bytes]:
-    Recorder.kept.clear()
-    train(net, Recorder(vocab=32, length=16, pairs=4), setting(), data_seed, CPU)
-    return list(Recorder.kept)
-
-
-def test_the_same_data_for_every_mixer_and_model_seed():
-    seen = recorded(model("softmax", 0), 0)
-    assert len(seen) > 30
-    assert recorded(model("delta_rule", 1), 0) == seen
-    assert not set(recorded(model("softmax", 0), 1)) & set(seen)
-
-
-def test_streams_are_independent():
-    """No sequence in two splits, where the space of sequences is large."""
-    task = MQAR(vocab=8192, length=64, pairs=16)
-    drawn = {}
-    for split in ("train", "validation", "test"):
-        for number in range(4):
-            for row in task.sample(256, stream(0, split, {"length": 64}, number)).tokens:
-                drawn.setdefault(row.tobytes(), set()).add((split, number))
-    assert all(len(places) == 1 for places in drawn.values())
-    assert len(drawn) == 3 * 4 * 256
-
-
-def test_a_stream_is_a_function_of_its_names():
-    def first(*names):
-        return stream(*names).integers(2**62)
-
-    base = first(0, "train", {"length": 8, "pairs": 2}, 3)
-    assert base == first(0, "train", {"pairs": 2, "length": 8}, 3)
-    others = [
-        first(1, "train", {"length": 8, "pairs": 2}, 3),
-        first(0, "test", {"length": 8, "pairs": 2}, 3),
-        first(0, "train", {"length": 8, "pairs": 1}, 3),
-        first(0, "train", {"length": 8, "pairs": 2}, 4),
-    ]
-    assert len({base, *others}) == 5
+from recall_lab.train import Interrupted, NotFinite, Training, evaluate, parameter_groups, train
 
 
 class Solver(nn.Module):
@@ -106,7 +46,7 @@ def test_the_solution_scores_one_where_models_are_scored():
 def test_scores_against_counting_by_hand(monkeypatch):
     """Accuracy per token and per sequence and the loss, over several batches, from the full logits."""
     monkeypatch.setattr("recall_lab.train.EVALUATION_TOKENS", 4 * 32)
-    net, cell = model(), {"length": 32, "pairs": 4}
+    net, cell = small_model(), {"length": 32, "pairs": 4}
     scores = evaluate(net, TASK, cell, 0, "test", 9, CPU)
     right, whole, bits = [], [], []
     for number, count in enumerate((4, 4, 1)):
@@ -138,91 +78,129 @@ def test_r2_of_a_continuous_task():
     assert "accuracy" not in scores
 
 
-def test_cells():
-    assert training_cells(MQAR(), None)[0] == {"length": 8, "pairs": 1}
-    assert training_cells(MQAR(), None)[-1] == {"length": 64, "pairs": 8}
-    assert grid(MQAR(), None, [{"length": 64, "pairs": 8}])[-1] == {"length": 256, "pairs": 32}
-    assert grid(MQAR(), None, [{"length": 128, "pairs": 16}])[1:] == [{"length": 256, "pairs": 32}], "each cell once"
-    with pytest.raises(ValueError, match="has no parameter 'pears'"):
-        training_cells(MQAR(), [{"pears": 2}])
-
-
-def test_impossible_cells_of_a_derived_grid_are_logged_with_the_reason(caplog):
-    task = MQAR(vocab=16, pairs=7)
-    assert grid(task, None, [{}]) == [{}]
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "length=128, pairs=14: pairs=14 and distractors=0 but vocab=16 " in caplog.messages[0]
-
-
 def test_schedule():
-    training = setting(steps=100, warmup=0.1)
+    training = small_training(steps=100, warmup=0.1, lr=0.022)
     rates = [training.rate(step) for step in range(100)]
-    assert np.all(np.diff(rates[:10]) > 0)
-    assert np.all(np.diff(rates[11:]) < 0)
-    assert max(rates) == pytest.approx(0.01)
-    assert rates[-1] < 1e-5
+    assert rates[0] == pytest.approx(0.002)  # one eleventh of the largest, not zero
+    assert rates[4] == pytest.approx(0.010)
+    assert rates[10] == max(rates) == pytest.approx(0.022)
+    assert rates[55] == pytest.approx(0.011)  # halfway through the cosine
+    assert rates[99] == pytest.approx(0.022 * (1 - np.cos(np.pi / 90)) / 2)
+    assert small_training(warmup=0.0).rate(0) == 0.01
+
+
+def test_the_first_step_changes_the_weights_by_the_first_learning_rate():
+    """Adam's first step moves every weight with a gradient by the learning rate: .01 / (1 + 10 × .5) here."""
+    before, one = small_model(), small_model()
+    calls = itertools.count()
+    with pytest.raises(Interrupted):
+        train(one, TASK, small_training(steps=10, warmup=0.5), 0, CPU, stop=lambda: next(calls) == 1)
+    change = (one.read_out.bias - before.read_out.bias).detach().abs()
+    assert float(change.max()) == pytest.approx(0.01 / 6, rel=1e-3)
+
+
+def decayed(model: nn.Module) -> set[str]:
+    """Names of the weights that weight decay shrinks: of linear layers, embeddings, convolutions and recurrences."""
+    kinds = (nn.Linear, nn.Embedding, ShortConv)
+    weights = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
+    recurrent = {name for name, _ in model.named_parameters() if name.endswith(("input_weight", "hidden_weight"))}
+    return weights | recurrent
+
+
+def gated(mixer: str) -> Model:
+    """A small model with every norm and gate that a mixer has as an option."""
+    options = [] if mixer == "hybrid" else [f"mixer.{name}=true" for name in ("qk_norm", "output_norm", "output_gate")]
+    return small_model(mixer, overrides=options, mlp=1)
+
+
+@pytest.mark.parametrize("mixer", names("mixer"))
+def test_weight_decay_is_for_weights_alone(mixer):
+    """Exempt are norms, biases, decays, lengths and offsets."""
+    model = gated(mixer)
+    first, second = parameter_groups(model, 0.1)
+    shrinks = {id(parameter) for parameter in first["params"]}
+    assert {name for name, parameter in model.named_parameters() if id(parameter) in shrinks} == decayed(model)
+    assert len(shrinks) + len(second["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("mixer", ["mamba2", "gated_delta"])
+def test_weight_decay_without_a_gradient(mixer, monkeypatch):
+    """Three steps with zero gradients: weights shrink by Π (1 − rate · weight_decay), nothing else moves."""
+    monkeypatch.setattr("recall_lab.train.loss", lambda logits, targets: logits.sum() * 0)
+    training = small_training(steps=3, validate_every=3, validation_sequences=1, weight_decay=0.1)
+    model = gated(mixer)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    train(model, TASK, training, 0, CPU)
+    factor = math.prod(1 - training.rate(step) * 0.1 for step in range(3))
+    for name, parameter in model.named_parameters():
+        if name in decayed(model):
+            torch.testing.assert_close(parameter.detach(), before[name] * factor, rtol=1e-6, atol=0, msg=name)
+        else:
+            assert torch.equal(parameter, before[name]), name
+    exempt = before.keys() - decayed(model)
+    assert {name.rpartition(".")[2] for name in exempt} >= {"A_log", "dt_bias", "q_length", "bias", "weight"}
+
+
+def test_parameters_that_a_module_names_are_exempt_from_weight_decay():
+    class Gate(nn.Module):
+        no_weight_decay: ClassVar[tuple[str, ...]] = ("offset",)
+
+        def __init__(self):
+            super().__init__()
+            self.offset, self.weight = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))
+            self.scale = nn.Parameter(torch.ones(3))
+
+    module = nn.Sequential(Gate(), nn.Linear(2, 2))
+    gate, linear = module
+    first, second = parameter_groups(module, 0.1)
+    assert [first["weight_decay"], second["weight_decay"]] == [0.1, 0]
+    assert {id(p) for p in first["params"]} == {id(gate.weight), id(linear.weight)}
+    assert {id(p) for p in second["params"]} == {id(gate.offset), id(gate.scale), id(linear.bias)}
+
+
+def test_a_model_is_trained_and_tested_without_hydra():
+    task = MQAR(vocab=8, length=8, pairs=1)
+    model = Model(task.vocab, partial(Softmax), d_model=16)
+    curve = train(model, task, Training(steps=40, validate_every=20, solved=None), 0, CPU)
+    assert [point["step"] for point in curve] == [20, 40]
+    scores = evaluate(model, task, {}, 0, "test", recall_lab.train.Testing(tokens=256).sequences_of(task), CPU)
+    assert scores["sequences"] == 64
+    assert scores["accuracy"] > task.chance
 
 
 def test_training_learns_and_stops_when_solved():
-    net = model()
+    net = small_model()
     easy = MQAR(vocab=8, length=8, pairs=1)
-    curve = train(net, easy, setting(steps=2000, validate_every=25, solved=0.99), 0, CPU)
+    curve = train(net, easy, small_training(steps=2000, validate_every=25, solved=0.99), 0, CPU)
     assert curve[-1]["worst_accuracy"] >= 0.99
     assert curve[-1]["step"] < 2000
     assert all(point["worst_accuracy"] < 0.99 for point in curve[:-1])
 
 
-def test_goes_on_after_an_interruption_as_if_there_had_been_none(tmp_path):
-    whole = model()
-    curve = train(whole, TASK, setting(solved=None), 0, CPU)
-
-    class Stop(Exception):
-        pass
-
-    def stop(point):
-        if point["step"] == 20:
-            raise Stop
-
-    cut = model()
-    with pytest.raises(Stop):  # the report of step 20 comes before its checkpoint: step 10 is what is left
-        train(cut, TASK, setting(solved=None), 0, CPU, tmp_path / "c.pt", stop)
-    resumed = model(seed=5)
-    again = train(resumed, TASK, setting(solved=None), 0, CPU, tmp_path / "c.pt")
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, resumed.state_dict()[name]), name
-    assert [point["step"] for point in again] == [10, 20, 30]
-    assert [p["train_loss"] for p in again] == [p["train_loss"] for p in curve]
-
-
 def test_a_loss_that_is_not_finite_stops_training():
-    net = model()
+    net = small_model()
     with torch.no_grad():
         net.read_out.bias[0] = torch.nan
     with pytest.raises(NotFinite, match="step 0 is nan"):
-        train(net, TASK, setting(), 0, CPU)
-
-
-def test_checkpoints_hold_weights_only(tmp_path):
-    train(model(), TASK, setting(), 0, CPU, tmp_path / "c.pt")
-    saved = torch.load(tmp_path / "c.pt", weights_only=True)
-    assert set(saved) == {"model", "optimizer", "curve"}
-    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+        train(net, TASK, small_training(), 0, CPU)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": 0}, "train.steps=0: a whole number of at least 1"),
-        ({"lr": -1.0}, "train.lr=-1.0: a number above 0"),
-        ({"warmup": 2.0}, "train.warmup=2.0: a share"),
+        ({"steps": 0}, "train.steps=0: must be a whole number of at least 1"),
+        ({"lr": -1.0}, "train.lr=-1.0: must be a number above 0"),
+        ({"clip": float("inf")}, "train.clip=inf: must be a number above 0"),
+        ({"warmup": 2.0}, "train.warmup=2.0: must be a number from 0 to 1"),
+        ({"solved": -0.5}, "train.solved=-0.5: must be a number of at least 0"),
     ],
 )
 def test_impossible_settings(changed, message):
     with pytest.raises(ValueError, match=message):
-        setting(**changed)
+        small_training(**changed)
 
 
 def test_bf16_and_compile_are_options():
-    curve = train(model(), TASK, setting(steps=10, bf16=True), 0, CPU)
+    curve = train(small_model(), TASK, small_training(steps=10, bf16=True), 0, CPU)
     assert np.isfinite(curve[-1]["train_loss"])
-    assert curve[-1]["train_loss"] != train(model(), TASK, setting(steps=10), 0, CPU)[-1]["train_loss"]
+    assert curve[-1]["train_loss"] != train(small_model(), TASK, small_training(steps=10), 0, CPU)[-1]["train_loss"]

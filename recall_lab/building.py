@@ -1,0 +1,89 @@
+"""From a run's settings to the objects they describe; only objects of the kind that belongs in each part are built.
+
+So a run's folder from somebody else cannot make this process call anything but tasks, mixers, models and the like.
+"""
+
+import dataclasses
+import inspect
+from typing import Any
+
+import hydra
+from torch import nn
+
+from recall_lab.checks import require
+from recall_lab.folders import Config
+from recall_lab.messages import one_line
+from recall_lab.mixer.base import Mixer
+from recall_lab.oracle import Oracle, ineffective_options
+from recall_lab.task.base import Task
+from recall_lab.train import Testing, Training
+from recall_lab.workload import Workload
+
+KINDS: dict[str, type] = {
+    "task": Task,
+    "mixer": Mixer,
+    "model": nn.Module,
+    "train": Training,
+    "test": Testing,
+    "oracle": Oracle,
+}
+"""What the `_target_` of each part must be, or make. A probe's is a function whose first argument is trace or model."""
+
+
+def build(config: Config) -> Workload:
+    """The workload that the settings describe, of the class that `_target_` names.
+
+    Raises ValueError where a `_target_` cannot be imported, or is not of the kind that belongs there, and whatever the
+    parts raise for impossible settings.
+    """
+    kind = _located("_target_", config["_target_"])
+    require(inspect.isclass(kind) and issubclass(kind, Workload), f"_target_={config['_target_']}: must be a Workload")
+    given = {item.name: config[item.name] for item in dataclasses.fields(kind) if item.name in config}
+    for name, part in given.items():
+        check_targets(name, part)
+    return hydra.utils.instantiate({"_target_": config["_target_"], **given}, _convert_="all")
+
+
+def check_targets(part: str, config: Any) -> None:
+    """Raises ValueError unless every `_target_` in this part is of its kind (see KINDS).
+
+    part  where the configuration stands: "mixer", or "mixer.first" within it; torch's own modules may stand within.
+    """
+    for name, value in config.items() if isinstance(config, dict) else ():
+        if name == "_target_":
+            kind, _, within = part.partition(".")
+            found = _located(f"{part}._target_", value)
+            require(_belongs(found, kind, bool(within)), f"{part}._target_={value}: must be {_wanted(kind)}")
+        elif isinstance(value, dict):
+            check_targets(f"{part}.{name}", value)
+
+
+def _located(name: str, target: object) -> Any:
+    try:
+        return hydra.utils.get_object(str(target))
+    except Exception as error:
+        raise ValueError(f"{name}={target} cannot be imported: {one_line(error)}") from error
+
+
+def _belongs(found: object, kind: str, within: bool) -> bool:
+    if kind == "probe":
+        return inspect.isfunction(found) and next(iter(inspect.signature(found).parameters), "") in ("trace", "model")
+    wanted = KINDS.get(kind)
+    if inspect.isclass(found):
+        plain = issubclass(found, nn.Module) and found.__module__.startswith("torch.nn.")
+        return (wanted is not None and issubclass(found, wanted)) or (within and plain)
+    # A factory says what it makes: def hybrid(…) -> list[Callable[..., Mixer]].
+    returned = str(inspect.signature(found).return_annotation) if inspect.isfunction(found) else ""
+    return wanted is not None and wanted.__name__ in returned
+
+
+def _wanted(kind: str) -> str:
+    if kind == "probe":
+        return "a function whose first argument is named trace or model"
+    return f"a {KINDS[kind].__name__}, or a function that is annotated to return one" if kind in KINDS else "left out"
+
+
+def ineffective_mixer_options(mixer: Config) -> dict[str, str]:
+    """Options of this mixer that have no effect when the oracle runs it, each with the reason."""
+    found = _located("mixer._target_", mixer["_target_"])
+    return ineffective_options(found) if inspect.isclass(found) and issubclass(found, Mixer) else {}

@@ -1,0 +1,79 @@
+"""Checkpoints: everything from which training resumes exactly."""
+
+import io
+import math
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recall_lab.files import replacing
+
+Scores = dict[str, float]
+"""Metric → its value."""
+
+
+class NotFinite(ArithmeticError):
+    """The loss of a training step was infinite or NaN."""
+
+
+@dataclass
+class Progress:
+    """How far training has come; with the weights and the optimiser's state, all that determines how it goes on."""
+
+    step: int = 0
+    """Steps done."""
+    losses: list[Tensor] = field(default_factory=list)
+    """Training losses since the last validation."""
+    curve: list[Scores] = field(default_factory=list)
+    """One point per validation."""
+    seconds: float = 0.0
+    """Time spent in training and validation, before and after interruptions."""
+
+    def check(self) -> None:
+        """Raises NotFinite if the loss of the last step is not a finite number."""
+        if self.losses and not math.isfinite(value := float(self.losses[-1])):
+            raise NotFinite(f"the loss of training step {self.step - 1} is {value}: lower train.lr or train.clip")
+
+
+def load(path: Path, device: torch.device) -> dict[str, Any]:
+    """A checkpoint's plain values and tensors. Raises ValueError where the file is damaged."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged; delete it and the run starts from the beginning") from error
+
+
+def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
+    """Writes a checkpoint: weights, optimiser state and progress."""
+    losses = torch.stack(progress.losses) if progress.losses else torch.zeros(0)
+    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **vars(progress), "losses": losses}
+    write(path, content)
+
+
+def write(path: Path, content: object) -> None:
+    """Writes what `load` reads, the file whole or not at all. Raises OSError, naming it, where it cannot be written."""
+    # torch reports a full disk by an error of its own, without a cause; Python's files name it.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with replacing(path) as temporary:
+        temporary.write_bytes(buffer.getbuffer())
+
+
+def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
+    """Restores weights and optimiser state from a checkpoint, in place, and returns the progress saved with them.
+
+    Raises ValueError where the file is damaged or was written by an earlier version.
+    """
+    saved = load(path, device)
+    if missing := {"model", "optimizer", *vars(Progress())} - set(saved):
+        raise ValueError(
+            f"{path} lacks {', '.join(sorted(missing))}: an earlier version wrote it; "
+            "delete it and the run starts from the beginning"
+        )
+    model.load_state_dict(saved.pop("model"))
+    optimizer.load_state_dict(saved.pop("optimizer"))
+    return Progress(**{**saved, "losses": list(saved["losses"])})

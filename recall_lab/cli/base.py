@@ -1,0 +1,137 @@
+"""What the verbs share: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from recall_lab.checks import choice, require
+from recall_lab.files import CONF
+from recall_lab.folders import Config
+from recall_lab.messages import no_setting
+
+SIZES = ("small", "large")
+"""What `size` may be: `${sized:a,b}` is a at the first and b at the second."""
+
+PLACEMENT = ("name", "root")
+"""The settings that name the folder of a whole sweep."""
+
+GENERAL = (*PLACEMENT, "report", "select", "device", "threads")
+"""Settings that every kind of run uses."""
+
+
+def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
+    """The one of two values that the setting `size` chooses; in a configuration `${sized:small,large}`."""
+    choice("size", _root_.size, SIZES)
+    return (small, large)[SIZES.index(_root_.size)]
+
+
+OmegaConf.register_new_resolver("sized", sized, replace=True)
+
+
+def parse(overrides: Iterable[str]) -> list[Override]:
+    """The overrides as Hydra reads them. Raises hydra's OverrideParseException, a HydraException, if it cannot."""
+    return OverridesParser.create().parse_overrides(list(overrides))
+
+
+def compose(overrides: Iterable[str], config_dir: str | None = None) -> DictConfig:
+    """The configuration as `recall-lab run` would compose it, for the verbs that run nothing.
+
+    Raises ValueError where config_dir is no folder.
+    """
+    overrides = list(overrides)
+    if config_dir is not None:
+        require(Path(config_dir).is_dir(), f"--config-dir {config_dir}: there is no such folder")
+        overrides.append(f"hydra.searchpath=[{quoted('file://' + str(Path(config_dir).absolute()))}]")
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose("config", overrides)
+
+
+def quoted(text: str) -> str:
+    """The text as a quoted string of Hydra's override grammar."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
+    """The settings that the run uses, as plain values, with its circumstances and the names of what was chosen.
+
+    choices  the option that was chosen of each config group
+    """
+    settings = OmegaConf.to_container(config.workload, resolve=True)
+    assert isinstance(settings, dict)
+    task = choices["task"] if "task" in settings else "oracle"
+    circumstances = {
+        "select": list(config.select),
+        "device": config.device,
+        "threads": config.threads,
+        "choice": {"task": task, "mixer": choices["mixer"]},
+    }
+    return {str(key): value for key, value in settings.items()} | circumstances
+
+
+def refuse(config: DictConfig, overrides: list[Override]) -> None:
+    """Raises ValueError for an override that would be ignored, naming it and what has an effect instead.
+
+    config: composed with those of the overrides that are no sweeps.
+    """
+    _refuse_twice(overrides)
+    _refuse_unknown(config)
+    used = {str(key) for key in config.workload if not str(key).startswith("_")}
+    given = {override.key_or_group for override in overrides}
+    for key in sorted(given):
+        part = key.partition(".")[0].partition("/")[0]
+        if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
+            raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
+    if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
+        raise ValueError("size has no effect here: only experiments that say ${sized:…} come in two sizes")
+    if "oracle" in used:
+        _refuse_mixer_options(config, given)
+    else:
+        _refuse_task_parameters(config, given)
+        if "test.probe_sequences" in given and not config.probe:
+            raise ValueError("test.probe_sequences has no effect without a probe: add probe=[retrieval], or others")
+
+
+def _refuse_twice(overrides: list[Override]) -> None:
+    """Of a setting given twice Hydra takes the last value: right for single values, wrong where one is a sweep."""
+    for override in overrides:
+        key = override.get_key_element()
+        same = [other for other in overrides if other.get_key_element() == key]
+        require(
+            len(same) == 1 or not any(other.is_sweep_override() for other in same),
+            f"{key} is given twice: {' and '.join(str(other.input_line) for other in same)}; give one list of values",
+        )
+
+
+def _refuse_unknown(config: DictConfig) -> None:
+    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {"task", "mixer", "workload"}
+    for name in sorted({str(key) for key in config} - known):
+        raise ValueError(no_setting(name))
+
+
+def _refuse_mixer_options(config: DictConfig, given: set[str]) -> None:
+    options = {key.partition(".")[2]: key for key in given if key.startswith("mixer.")}
+    if not options:
+        return
+    from recall_lab.building import ineffective_mixer_options
+
+    reasons = ineffective_mixer_options(OmegaConf.to_container(config.mixer, resolve=True))  # type: ignore[arg-type]
+    for option, key in options.items():
+        if option in reasons:
+            raise ValueError(f"{key} has no effect with oracle=random: {reasons[option]}")
+
+
+def _refuse_task_parameters(config: DictConfig, given: set[str]) -> None:
+    """A parameter of the task that every trained and every tested cell sets is never used itself."""
+    grids = [OmegaConf.to_container(grid, resolve=True) if grid else None
+             for grid in (config.train.cells, config.test.cells)]  # fmt: skip
+    fixed = [set.intersection(*map(set, grid)) if isinstance(grid, list) else set(grid or ()) for grid in grids]
+    for key in given:
+        part, _, parameter = key.partition(".")
+        if part == "task" and parameter in fixed[0] and parameter in fixed[1]:
+            raise ValueError(f"{key} has no effect: every cell of train.cells and test.cells sets {parameter} itself")

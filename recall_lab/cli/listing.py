@@ -1,0 +1,63 @@
+"""`recall-lab list`: the tasks, mixers, probes, oracles and experiments, read from the code and the configuration."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import hydra
+from omegaconf import OmegaConf
+
+from recall_lab.checks import require
+from recall_lab.cli.base import compose
+from recall_lab.files import CONF
+
+GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "experiment": "experiments"}
+
+
+def listing(group: str | None = None) -> str:
+    """The options of every group, each with the first line of its docstring; of one group, with all of it.
+
+    Raises ValueError for a group that does not exist.
+    """
+    chosen = {name: word for name, word in GROUPS.items() if group in (None, name, word)}
+    require(bool(chosen), f"there is no group {group!r} to list; there are {', '.join(GROUPS.values())}")
+    lines = []
+    for name, word in chosen.items():
+        lines.append(f"{word} ({name}=…)")
+        for path in sorted((CONF / name).rglob("*.yaml"), key=lambda path: path.with_suffix("")):
+            option = path.relative_to(CONF / name).with_suffix("").as_posix()
+            first, *rest = describe(path).splitlines() or [""]
+            lines.append(f"  {option:<24} {first}")
+            if group is not None:
+                rest += facts(option) if name == "mixer" else []
+                lines += [f"  {'':<24} {line}".rstrip() for line in rest] + [""]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def facts(mixer: str) -> list[str]:
+    """A mixer's family (what it is built on) and the size of its state, counted by stepping."""
+    config = compose([f"mixer={mixer}"])
+    make = hydra.utils.instantiate(config.mixer, _convert_="all")
+    if isinstance(make, list):
+        return []
+    made = make(d_model=config.model.d_model)
+    kind = type(made)
+    family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
+    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
+    elements, _ = made.state_size(512)
+    return [f"Family: {family}. State: {elements:,} elements per layer at n=512 and d_model={config.model.d_model}."]
+
+
+def describe(path: Path) -> str:
+    """The docstring of what a yaml's `_target_` names, read without importing it; else the yaml's leading comment."""
+    target = OmegaConf.select(OmegaConf.load(path), "_target_")
+    if target is None:
+        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        return "\n".join(line for line in comments if not line.startswith("@package"))
+    module, _, name = target.rpartition(".")
+    source = importlib.util.find_spec(module)
+    require(source is not None, f"{path}: there is no module {module}")
+    tree = ast.parse(Path(str(source and source.origin)).read_text(encoding="utf-8"))
+    node = next(n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name)
+    return ast.get_docstring(node) or ""

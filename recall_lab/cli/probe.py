@@ -1,0 +1,120 @@
+"""`recall-lab probe FOLDER probe=… mixer=… test.…`: probes, or another mixer, on the models of finished runs."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from recall_lab import folders
+from recall_lab.checks import require
+from recall_lab.cli.base import compose, parse
+from recall_lab.files import CONF, write_json
+from recall_lab.folders import FORMAT, Config, flatten
+from recall_lab.messages import ERRORS, one_line, print_error, print_line
+
+CHANGEABLE = ("probe", "mixer", "test")
+"""The settings of a finished run that can be replaced."""
+
+
+def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
+    """Runs the probes on one run, or on every finished run of a sweep, and makes the report again. The exit status is
+    1 where a run or a probe failed.
+
+    What the overrides name replaces the run's own settings. A new mixer keeps what the run had set of the options that
+    all mixers share.
+    """
+    overrides = parse(words)
+    for override in overrides:
+        part = override.key_or_group.partition(".")[0].partition("/")[0]
+        require(
+            part in CHANGEABLE,
+            f"{override.key_or_group}: of a finished run only probe, mixer and test can be changed",
+        )
+    path = Path(folder).resolve()
+    single = (path / "status.json").exists()
+    runs = [path] if single else folders.with_rows(path)
+    runs = [run for run in runs if folders.status(run)["state"] in folders.HAS_ROWS]
+    if not runs:
+        raise folders.ForeignFolder(f"{folder} has no finished run to probe")
+    code = 0
+    for run in runs:
+        try:
+            code = max(code, _probe_run(run, words, overrides, config_dir))
+        except (*ERRORS, RuntimeError) as error:
+            if len(runs) == 1:
+                raise ValueError(one_line(error)) from error
+            print_error(f"{run.name}: {one_line(error)}")
+            code = 1
+    from recall_lab import report
+
+    made = report.make(path.parent if single else path)
+    print_line(made.text)
+    return 1 if made.failed else code
+
+
+def _probe_run(run: Path, words: list[str], overrides: list[Override], config_dir: str | None) -> int:
+    """Probes one run and writes its rows to a file of their own; the same question asked again replaces its answer."""
+    from recall_lab import machine
+    from recall_lab.building import build
+    from recall_lab.workload import Workspace
+
+    trained = folders.read_config(run)
+    if not (run / "checkpoint.pt").exists():
+        raise ValueError(f"{run} has no checkpoint.pt: only a run that has trained a model can be probed")
+    config = changed(trained, words, overrides, config_dir)
+    mixer = config["choice"]["mixer"]
+    swapped = config["mixer"] != trained["mixer"]
+    name = f"{run.name} {mixer}" + (f" with the weights of {trained['choice']['mixer']}" if swapped else "")
+    device = machine.prepare(config["device"], config["threads"])
+    target = {"_target_": "recall_lab.workload.ProbeRun", "swapped": mixer if swapped else ""}
+    outcome = build(config | target).run(Workspace(run, device))
+    columns = {"mixer": mixer} | {
+        key: value
+        for key, value in flatten({part: config[part] for part in CHANGEABLE}).items()
+        if key != "test.cells"
+    }  # fmt: skip
+    if swapped:
+        columns["trained_as"] = trained["choice"]["mixer"]
+    code = hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()[:12]
+    write_json(run / f"probe-{code}.json", {"format": FORMAT, "columns": columns, "rows": outcome.rows})
+    print_line(f"probed    {name}: {outcome.summary}")
+    for line in outcome.missing:
+        print_error(f"{run.name}: {line}")
+    return 1 if outcome.missing else 0
+
+
+def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
+    """The run's settings with what the overrides replace.
+
+    Of `test` single keys are replaced; of `probe` all; of `mixer` single keys, or all if the override names a mixer.
+    """
+    given = {override.key_or_group: override for override in overrides}
+    before = trained["choice"]["mixer"]
+    mixer = str(given["mixer"].value()) if "mixer" in given else before
+    composed = OmegaConf.to_container(compose([f"mixer={mixer}", *(w for w, o in zip(words, parse(words), strict=True)
+                                               if o.key_or_group != "mixer")], config_dir), resolve=True)  # fmt: skip
+    assert isinstance(composed, dict)
+    config = dict(trained)
+    parts = {key.partition(".")[0].partition("/")[0] for key in given}
+    if "probe" in parts:
+        config["probe"] = composed["probe"]
+    if "test" in parts:
+        config["test"] = trained["test"] | _given_keys("test", given, composed)
+    if "mixer" in parts:
+        own = trained["mixer"]
+        if mixer != before:
+            shared = OmegaConf.load(CONF / "mixer_base.yaml")
+            own = composed["mixer"] | {key: own[key] for key in map(str, shared) if key in own and key[0] != "_"}
+        config["mixer"] = own | _given_keys("mixer", given, composed)
+        config["choice"] = trained["choice"] | {"mixer": mixer}
+    return config
+
+
+def _given_keys(part: str, given: Iterable[str], composed: dict[Any, Any]) -> Config:
+    """The keys of one part that were given, with their values."""
+    keys = [key.split(".")[1] for key in given if key.startswith(f"{part}.")]
+    return {key: composed[part][key] for key in keys if key in composed[part]}

@@ -1,0 +1,165 @@
+"""`recall-lab run`: the Hydra app, from a command line to a finished sweep."""
+
+import os
+import secrets
+import signal
+import sys
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from recall_lab import folders
+from recall_lab.checks import require
+from recall_lab.cli.base import PLACEMENT, parse, refuse, resolved, sized
+from recall_lab.files import CONF
+from recall_lab.messages import ERRORS, one_line, print_error, print_line
+from recall_lab.sweep import ENVIRONMENT, Sweep, current
+
+WORKER_OF = "RECALL_LAB_PID"
+"""Environment variable with the process id of the command, by which its workers know that they are workers."""
+
+
+class Preflight(Callback):
+    """Before Hydra writes anything: settings that would be ignored are refused, and the output folder is claimed."""
+
+    sweep: Sweep | None = None
+    report = False
+    """Whether this command ends with a report."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Of a single run; exits with status 2 where something is wrong."""
+        try:
+            HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
+            overrides = parse(config.hydra.overrides.task)
+            swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
+            _refuse_placement([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
+            refuse(config, overrides)
+            sized(None, None, _root_=config)
+            folder = _folder(config)
+            folders.claim(folder)
+            Preflight.sweep, Preflight.report = current(folder), bool(config.report)
+            Preflight.sweep.begin()
+        except ERRORS as error:
+            # Hydra turns a callback's exceptions into warnings; it lets this one through.
+            raise SystemExit(print_error(error)) from error
+
+    on_multirun_start = on_run_start
+
+
+def _folder(config: DictConfig) -> Path:
+    try:
+        return Path(str(config.root), str(config.name))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"name and root must be known before the first run starts: {one_line(error)}") from error
+
+
+def _refuse_placement(swept: list[str]) -> None:
+    for key in swept:
+        require(
+            key not in PLACEMENT,
+            f"a sweep over {key} would put its runs into different folders, without a report of all of them; "
+            f"run the command once for each {key}",
+        )
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+def app(config: DictConfig) -> float:
+    """One job: one run in its folder. Returns its validation loss."""
+    from recall_lab import runner
+
+    hydra_config = HydraConfig.get()
+    parent = Path(str(config.root), str(config.name))
+    alone = hydra_config.mode != RunMode.MULTIRUN
+    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status: 0 only if every run of this command is finished."""
+    os.environ[ENVIRONMENT] = secrets.token_hex(8)
+    os.environ[WORKER_OF] = str(os.getpid())
+    # argparse, within Hydra, accepts no option between overrides.
+    options = [word for word in arguments if word in ("-m", "--multirun")]
+    sys.argv = ["recall-lab run", *options, *(word for word in arguments if word not in options)]
+    Preflight.sweep = None
+    code = _launch()
+    sweep = Preflight.sweep
+    if sweep is None:
+        return code
+    try:
+        return code or finish(sweep, Preflight.report)
+    except ERRORS as error:
+        return print_error(error)
+    finally:
+        sweep.end()
+
+
+def _launch() -> int:
+    """Runs the Hydra app, again for as long as worker processes are killed and runs remain that may be tried again."""
+    traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors arrive here instead of being printed by Hydra
+    old = signal.signal(signal.SIGTERM, _stop_all)
+    old_interrupt = signal.signal(signal.SIGINT, _stop_all)
+    try:
+        while True:
+            started = _started()
+            try:
+                app()
+                return 0
+            except BrokenExecutor:
+                if _started() == started:
+                    return 0 if Preflight.sweep else 1  # `finish` names the runs
+                print_line("a worker process was killed; going on with the remaining runs")
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
+        print_error("interrupted; the same command goes on from here")
+        return 128 + int(number)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except ERRORS as error:
+        if traceback_wanted:
+            raise
+        return print_error(error)
+    finally:
+        if not traceback_wanted:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
+        signal.signal(signal.SIGTERM, old)
+        signal.signal(signal.SIGINT, old_interrupt)
+
+
+def _started() -> int:
+    """How many times a run has been started so far."""
+    events = Preflight.sweep.events() if Preflight.sweep else []
+    return sum(event["event"] == "started" for event in events)
+
+
+def _stop_all(number: int, frame: FrameType | None) -> None:
+    """The signal handler while workers work: they save checkpoints before this process ends; a second one ends it."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
+    if Preflight.sweep is not None:
+        Preflight.sweep.ask_to_stop()
+    raise KeyboardInterrupt(number)
+
+
+def finish(sweep: Sweep, wanted: bool) -> int:
+    """Makes the report where one is wanted and possible, then names every run that is not finished, a line each."""
+    code = 0
+    if wanted and folders.with_rows(sweep.folder):
+        from recall_lab import report
+
+        made = report.make(sweep.folder)
+        print_line(made.text)
+        code = 1 if made.failed else 0
+    for name, event in sweep.last().items():
+        if event["event"] not in ("finished", "found"):
+            print_error(event["text"] or f"{sweep.folder / name} died: its process was killed")
+            code = 1
+    return code

@@ -1,0 +1,90 @@
+"""Which cells of a task's grid a model is trained and tested on, and how their batches are drawn.
+
+A batch depends on (data seed, split, cell, batch number) alone. It is therefore the same for every mixer and after a
+restart, and two splits never share a random stream.
+"""
+
+import hashlib
+import logging
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Shaped
+from torch import Tensor
+
+from recall_lab.checks import require
+from recall_lab.task.base import Batch, Task
+
+Cell = dict[str, Any]
+"""A point of a task's grid: the parameters in which it differs from the task."""
+
+Grid = list[Cell] | dict[str, list[Any]]
+"""A list of cells; or parameter → its values, which stands for every combination of them."""
+
+log = logging.getLogger("recall_lab")
+
+
+def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Generator:
+    """The generator that draws batch `number` of a cell. Generators of different arguments are independent."""
+    digest = hashlib.sha256(repr((split, sorted(cell.items()))).encode()).digest()
+    return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
+
+
+def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
+    """The cells trained on, in turn: those given, or the task at 1/8, 1/4 and 1/2 of its size and at its full size.
+
+    Of the derived cells, those that are impossible for the task are left out.
+    """
+    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1)) if cells is None else _listed(task, cells)
+
+
+def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
+    """The cells tested on: those given, or those trained on and the task at 2 and 4 times its size.
+
+    Of the derived cells, those that are impossible for the task are left out; a warning in the log gives the reason.
+    """
+    if cells is not None:
+        return _listed(task, cells)
+    return trained + [cell for cell in _derived(task, (2, 4)) if cell not in trained]
+
+
+def _derived(task: Task, factors: tuple[float | int, ...]) -> list[Cell]:
+    """The possible ones of the task's cells at these factors; a warning names each that is impossible."""
+    scaled = task.scaled(factors)
+    for reason in scaled.impossible:
+        log.warning("a cell of the derived grid is left out: %s", reason)
+    return scaled.cells
+
+
+def arrays(
+    batch: Batch, device: torch.device
+) -> tuple[Shaped[Tensor, "b t *c"], Bool[Tensor, "b t"], Shaped[Tensor, "p *w"]]:
+    """A batch on the device: tokens, scored positions, and the targets of these positions."""
+    targets = batch.targets[batch.scored]
+    if targets.dtype.kind == "i":
+        targets = targets.astype(np.int64)
+    tokens, scored, targets = (
+        torch.from_numpy(x).to(device, non_blocking=True) for x in (batch.tokens, batch.scored, targets)
+    )
+    return tokens, scored, targets
+
+
+def _listed(task: Task, cells: Grid) -> list[Cell]:
+    """The grid as a list of cells. Raises ValueError, naming the cell, where one is impossible for the task."""
+    if isinstance(cells, dict):
+        for name, values in cells.items():
+            listed = isinstance(values, list) and len(values) > 0
+            require(listed, f"cells.{name}={values!r}: must be a list of values; all combinations of them are cells")
+        cells = [dict(zip(cells, values, strict=True)) for values in product(*cells.values())]
+    listed = isinstance(cells, list) and len(cells) > 0
+    require(listed, f"cells={cells!r}: must hold at least one cell, or be null for the cells derived from the task")
+    for number, cell in enumerate(cells):
+        new = isinstance(cell, dict) and cell not in cells[:number]
+        require(new, f"cells: {cell!r}: must hold parameters by name, {{length: 64, …}}, and occur once")
+        try:
+            task.at(**cell)
+        except ValueError as error:
+            raise ValueError(f"cells: {cell}: {error}") from error
+    return cells

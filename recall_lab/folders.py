@@ -1,0 +1,144 @@
+"""The folders that runs are written to, and the files in them.
+
+outputs/NAME/            a sweep: any number of runs, and what `recall-lab report` makes of them
+  RUN/                   one run, named by a hash of what determines its result
+    config.yaml          the settings that the run used, resolved
+    status.json          format, state, times, error, versions, device, threads
+    rows.json            the results: one row per metric and cell
+    probe-….json         rows of probes that were run later
+    curve.json           one point per validation
+    run.log, checkpoint.pt, weights/
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from recall_lab.files import read_json, write_text
+
+FORMAT = 2
+"""Version of the layout above. A run written in another one is refused, never misread."""
+
+MARK = ".recall_lab"
+"""The file by which a sweep's folder is recognised as ours."""
+
+IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini", ".gitkeep", ".gitignore"}
+"""Files that operating systems and git leave in folders."""
+
+HAS_ROWS = ("finished", "incomplete")
+"""States in which a run has results: all of them, or all but those of the probes that failed."""
+
+Config = dict[str, Any]
+"""Resolved settings: nested plain values."""
+
+
+class ForeignFolder(ValueError):
+    """A folder that recall_lab may not write to, or that holds nothing it can read."""
+
+
+def claim(folder: Path) -> None:
+    """Creates the sweep's folder, or checks that it is one.
+
+    Raises ForeignFolder where it holds other people's files or runs of another format, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = {path.name for path in folder.iterdir()}
+        if MARK not in present:
+            if present - IGNORED:
+                raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
+            (folder / MARK).touch()
+        elif not os.access(folder, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ForeignFolder(f"cannot write to {folder}: {error.strerror or error}") from error
+    runs(folder)
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run folders of a sweep, in the order in which they were started.
+
+    Raises ForeignFolder where this is not a sweep's folder, or holds a run of another format.
+    """
+    if not (folder / MARK).exists():
+        raise ForeignFolder(f"{folder} is not a folder that recall-lab run has written")
+    found = [(status(path.parent), path.parent) for path in folder.glob("*/status.json")]
+    for facts, run in found:
+        if facts["format"] != FORMAT:
+            raise ForeignFolder(
+                f"{run} has format {facts['format']}, this version of recall_lab reads format {FORMAT} only; "
+                "choose another name=…, or delete that run"
+            )
+    return [run for _, run in sorted(found, key=lambda item: (item[0]["started"], item[1].name))]
+
+
+def status(run: Path) -> dict[str, Any]:
+    """What status.json says. Its `state` is one of
+
+    running      being worked on, or cut off without notice (kill −9)
+    interrupted  stopped by Ctrl-C or SIGTERM; the same command resumes it
+    finished     all rows are there
+    incomplete   trained and tested, but a probe failed: its rows are missing
+    failed       an error ended it; the same command starts it again
+    died         its process was killed while the sweep went on
+    lost         it had finished, and its files are gone
+    """
+    facts = {"format": 1, "state": "lost", "started": "", "sweep": "", "seconds": 0.0}
+    facts |= read_json(run / "status.json", {})
+    complete = all((run / name).exists() for name in ("config.yaml", "rows.json"))
+    return facts | {"state": "lost"} if facts["state"] in HAS_ROWS and not complete else facts
+
+
+def with_rows(folder: Path) -> list[Path]:
+    """The runs that have results (see HAS_ROWS)."""
+    return [run for run in runs(folder) if status(run)["state"] in HAS_ROWS]
+
+
+def read_config(run: Path) -> Config:
+    """The settings a run used. Raises ValueError, naming the file, if it is damaged."""
+    path = run / "config.yaml"
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged; delete it and the run is done again") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is damaged; delete it and the run is done again")
+    return config
+
+
+def write_config(run: Path, config: Config) -> None:
+    """Writes the settings a run uses."""
+    write_text(run / "config.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
+
+
+def describe(run: Path) -> str:
+    """A run in words: its name, mixer, task and seed."""
+    if not (run / "config.yaml").exists():
+        return run.name
+    return title(run.name, read_config(run))
+
+
+def title(name: str, config: Config) -> str:
+    """A run in words, from its name and settings."""
+    return f"{name} {config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']}"
+
+
+def flatten(config: Config, prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots. Lists become JSON."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+    return flat
+
+
+def without(flat: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The entries that are not among the names."""
+    names = set(names)
+    return {key: value for key, value in flat.items() if key not in names}

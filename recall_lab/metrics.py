@@ -1,0 +1,54 @@
+"""Loss, accuracy and error: pure functions of a model's outputs at the scored positions and their targets.
+
+p counts the scored positions of a batch, in the order of `outputs[scored]`; n its sequences that have any.
+Targets are class ids (p), or vectors (p w) in a continuous task.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+
+def loss(logits: Float[Tensor, "p classes"], targets: Shaped[Tensor, "p *w"]) -> Float[Tensor, ""]:
+    """The training loss: mean cross entropy in nats, or the mean squared error where targets are vectors."""
+    if targets.is_floating_point():
+        return F.mse_loss(logits, targets)
+    return F.cross_entropy(logits, targets)
+
+
+def correct(logits: Float[Tensor, "p classes"], targets: Int[Tensor, "p"]) -> Bool[Tensor, "p"]:
+    """Whether the class with the largest logit is the target. The mean is the accuracy per scored token."""
+    return logits.argmax(dim=-1) == targets
+
+
+def correct_sequences(correct: Bool[Tensor, "p"], scored: Bool[Tensor, "b t"]) -> Bool[Tensor, "n"]:
+    """Whether every scored position of a sequence is correct. Sequences with no scored position are left out.
+
+    correct  as returned by `correct`
+    scored   True at the scored positions
+    """
+    every = torch.ones_like(scored)
+    every[scored] = correct
+    return every.all(dim=1)[scored.any(dim=1)]
+
+
+def loss_bits(logits: Float[Tensor, "p classes"], targets: Int[Tensor, "p"]) -> Float[Tensor, "p"]:
+    """−log₂ of the probability that the softmax of the logits gives the target."""
+    return F.cross_entropy(logits, targets, reduction="none") / math.log(2)
+
+
+def squared_error(outputs: Float[Tensor, "p w"], targets: Float[Tensor, "p w"]) -> Float[Tensor, "p"]:
+    """Mean squared difference over the channels of each position."""
+    return F.mse_loss(outputs, targets, reduction="none").mean(dim=-1)
+
+
+def normalised_error(squared: Float[Tensor, "p"], targets: Float[Tensor, "p w"]) -> float:
+    """Σ‖output − target‖² / Σ‖target − mean target‖², in float64; 1 for the best constant output. R² is 1 minus this.
+
+    squared  as returned by `squared_error` for the same positions
+    """
+    variance = targets.double().var(dim=0, correction=0).mean()
+    return float(squared.double().mean() / variance)

@@ -1,0 +1,283 @@
+"""One run, from its settings to its folder: identity, lock, status, resuming, failure, interruption."""
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from recall_lab import machine
+from recall_lab.building import build
+from recall_lab.files import write_json
+from recall_lab.folders import FORMAT, Config, status, title, write_config
+from recall_lab.messages import one_line, print_line
+from recall_lab.results import CIRCUMSTANCES
+from recall_lab.sweep import ATTEMPTS, Sweep, current
+from recall_lab.train import Interrupted, Scores
+from recall_lab.workload import Outcome, Workspace
+
+FAILED = 1e9
+"""What a failed run gives a sweeper that minimises: finite, and worse than any loss."""
+
+log = logging.getLogger("recall_lab")
+
+
+class Stopped(KeyboardInterrupt):
+    """This process was asked to stop by a signal, and the run has been saved."""
+
+
+def identity(config: Config) -> str:
+    """The name of a run's folder: a hash of every setting that determines its result, bit for bit.
+
+    The device and the number of threads are among them, since sums are rounded differently. Left out are where results
+    lie, the names of what was chosen, and what is selected later.
+    """
+    irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "train.keep"} | {"choice"}
+    content = {key: value for key, value in config.items() if key not in irrelevant}
+    return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _canonical(x: Any) -> Any:
+    """The same values with 1.0 written as 1."""
+    if isinstance(x, dict):
+        return {key: _canonical(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_canonical(value) for value in x]
+    return int(x) if isinstance(x, float) and x.is_integer() else x
+
+
+def execute(config: Config, parent: Path, alone: bool = True) -> float:
+    """Does one run in parent/IDENTITY and returns the validation loss (0 for a run that trains nothing).
+
+    A finished run is left as it is, one that was cut off is resumed from its checkpoint, a failed one is started again.
+    Whatever goes wrong is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
+    returned. Raises Stopped if a signal stopped this process.
+
+    alone  whether no other runs share the terminal, so that a progress bar may be shown
+    """
+    sweep = current(parent)
+    run = parent / identity(config)
+    name = title(run.name, config)
+    if sweep.asked_to_stop():
+        return FAILED
+    try:
+        run.mkdir(exist_ok=True)
+        with locked(run):
+            return _take(Attempt(config, run, name, sweep, alone))
+    except Busy:
+        sweep.note(run.name, "skipped", f"{run} is being worked on by another process")
+        print_line(f"skipped   {name}: another process is working on it")
+    except OSError as error:
+        sweep.note(run.name, "failed", f"{run} failed: {one_line(error)}")
+        print_line(f"failed    {name}")
+    return FAILED
+
+
+class Busy(Exception):
+    """Another process works on the run."""
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """The run's folder for this process alone. Raises Busy where another has it, OSError where it cannot be locked."""
+    path = run / ".lock"
+    try:
+        lock = FileLock(path, blocking=False)
+        lock.acquire()
+    except Timeout as error:
+        raise Busy from error
+    except (OSError, NotImplementedError) as error:
+        raise OSError(getattr(error, "errno", None) or 0, f"cannot lock {path}: {one_line(error)}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Attempt:
+    """One process's attempt at one run.
+
+    Keeps status.json up to date. `legs` are the times at which the run was worked on, since it may be cut off and
+    resumed; `seconds` is their sum.
+    """
+
+    def __init__(self, config: Config, run: Path, name: str, sweep: Sweep, alone: bool) -> None:
+        self.config, self.run, self.name, self.sweep, self.alone = config, run, name, sweep, alone
+        self.before = status(run)
+        self.began = time.perf_counter()
+        resumed = self.before["state"] != "failed"
+        self.earlier: list[dict[str, Any]] = list(self.before.get("legs", [])) if resumed else []
+        self.leg = {"started": now(), "seconds": 0.0}
+        self.facts: dict[str, Any] = {
+            "started": self.earlier[0]["started"] if self.earlier else self.leg["started"],
+            "sweep": sweep.name,
+            **machine.provenance(),
+            "threads": config["threads"],
+            "device": "",
+        }
+
+    def note(self, state: str, least: float = 0.0, **more: Any) -> None:
+        """Writes status.json. least: the run took at least so many seconds."""
+        self.leg["seconds"] = round(time.perf_counter() - self.began, 3)
+        legs = [*self.earlier, self.leg]
+        seconds = max(round(sum(float(leg["seconds"]) for leg in legs), 3), round(least, 3))
+        content = {"format": FORMAT, "state": state, **self.facts, "seconds": seconds, "legs": legs, **more}
+        write_json(self.run / "status.json", content)
+
+    def ended(self, state: str, text: str = "") -> None:
+        """Notes the end in the sweep's journal, and prints it."""
+        self.sweep.note(self.run.name, state, text)
+
+
+def _take(attempt: Attempt) -> float:
+    """Decides what is to be done with the run: nothing, or work."""
+    before, run = attempt.before, attempt.run
+    if before["state"] == "finished":
+        other = "" if before["git"] == machine.revision() else f", made at another revision ({before['git']})"
+        print_line(f"found     {attempt.name}{other}")
+        attempt.ended("found")
+        return float(before["loss"])
+    if attempt.sweep.attempts(run.name) >= ATTEMPTS:
+        attempt.note("died", error=f"its process was killed {ATTEMPTS} times")
+        attempt.ended("died", f"{run} died: its process was killed {ATTEMPTS} times")
+        return FAILED
+    if before["state"] == "failed":
+        (run / "checkpoint.pt").unlink(missing_ok=True)
+    write_config(run, attempt.config)
+    attempt.sweep.note(run.name, "started")
+    attempt.note("running")
+    with logging_to(run / "run.log"), stop_signal(attempt.sweep) as stop:
+        return _work(attempt, stop)
+
+
+def _work(attempt: Attempt, stop: "StopSignal") -> float:
+    try:
+        outcome = _outcome(attempt, stop)
+    except (Interrupted, KeyboardInterrupt) as error:
+        attempt.note("interrupted")
+        attempt.ended("interrupted", f"{attempt.run} was interrupted")
+        log.warning("interrupted")
+        if stop.signal is None and isinstance(error, Interrupted):
+            return FAILED  # the sweep was stopped: the process that was asked to tells the user
+        raise Stopped(stop.signal or signal.SIGINT) from error
+    except Exception as error:
+        log.exception("failed")
+        attempt.note("failed", error=one_line(error))
+        attempt.ended("failed", f"{attempt.run} failed: {one_line(error)}")
+        if not attempt.alone:
+            print_line(f"failed    {attempt.name}")
+        return FAILED
+    state = "incomplete" if outcome.missing else "finished"
+    attempt.note(state, least=stop.trained, loss=outcome.loss, missing=outcome.missing)
+    log.info(state)
+    reasons = "; ".join(outcome.missing)
+    attempt.ended(state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "")
+    seconds = time.perf_counter() - attempt.began
+    print_line(f"{state:<9} {attempt.name}: {outcome.summary}, {seconds:.0f} s")
+    return FAILED if outcome.missing else outcome.loss
+
+
+def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
+    """Builds the workload, runs it and writes its rows."""
+    config = attempt.config
+    device = machine.prepare(config["device"], config["threads"])
+    attempt.facts["device"] = str(device)
+    workload = build(config)
+    with progress(attempt.name, config.get("train", {}).get("steps", 1), attempt.alone) as show:
+
+        def advance(point: Scores) -> None:
+            stop.trained = float(point["seconds"])
+            attempt.note("running", step=point["step"], accuracy=point["accuracy"])
+            show(point)
+
+        outcome = workload.run(Workspace(attempt.run, device, advance, stop))
+    write_json(attempt.run / "rows.json", {"format": FORMAT, "rows": outcome.rows})
+    return outcome
+
+
+class StopSignal:
+    """Whether the run should stop: this process got SIGINT or SIGTERM, the sweep was stopped, or its parent is gone."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.signal: int | None = None
+        self.parent = os.getppid()
+        self.trained = 0.0
+        """Seconds of training up to the last validation."""
+
+    def __call__(self) -> bool:
+        orphaned = (
+            threading.current_thread() is threading.main_thread() and _is_worker() and os.getppid() != self.parent
+        )
+        return self.signal is not None or orphaned or self.sweep.asked_to_stop()
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The signal handler: the first signal stops the run at its next step, the second one at once."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+def _is_worker() -> bool:
+    """Whether this process was started by another one of the same command."""
+    return os.environ.get("RECALL_LAB_PID", str(os.getpid())) != str(os.getpid())
+
+
+@contextmanager
+def stop_signal(sweep: Sweep) -> Iterator[StopSignal]:
+    """SIGINT and SIGTERM ask the run to stop while the block runs; only the main thread can be asked."""
+    stop = StopSignal(sweep)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    old = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """recall_lab's log goes to the file while the block runs."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+@contextmanager
+def progress(name: str, steps: int, alone: bool) -> Iterator[Callable[[Scores], None]]:
+    """A progress bar on a terminal; nothing elsewhere, nor beside other runs, whose bars would overwrite each other."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    quiet = not (alone and console.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=console, disable=quiet) as bar:
+        task = bar.add_task(name, total=steps, accuracy="")
+        yield lambda point: bar.update(
+            task, completed=point["step"], accuracy=f"validation accuracy {point['accuracy']:.3f}"
+        )
+
+
+def now() -> str:
+    """The time in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,142 @@
+"""Names for series: what tells the runs of a table apart, found by exclusion (see `recall_lab.results`).
+
+A name is the mixer and those of its settings that differ between the runs of that mixer on that task:
+"linear", "linear heads=2", "hybrid(delta_rule, softmax)".
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+LONGEST = 24
+"""Characters of a value in a series' name. A longer one is shortened to a code that is unique to it."""
+
+
+def setting_columns(table: pd.DataFrame, axis: Sequence[str] = ()) -> list[str]:
+    """The table's settings: columns with a dot, the cell's (`task.*`) and those in `axis` aside."""
+    names = [name for name in table.columns if ("." in name and not name.startswith("task.")) or name == "trained_as"]
+    order = ("_target_", "mixer.", "trained_as", "oracle.", "probe.", "model.", "train.", "trained.", "test.")
+
+    def rank(name: str) -> int:
+        return next((i for i, part in enumerate(order) if name.startswith(part) or name.endswith(part)), len(order))
+
+    return sorted((name for name in names if name not in axis), key=rank)
+
+
+def condition(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
+    """A number for each row: the same for rows of one mixer, one task and equal settings, those in `axis` aside."""
+    columns = [name for name in ("mixer", "task") if name in table] + setting_columns(table, axis)
+    codes = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
+    return codes.groupby(columns, sort=False).ngroup() if columns else pd.Series(0, index=table.index)
+
+
+def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
+    """The name of each row's series. Two rows have the same name only if they have the same mixer and settings, those
+    in `axis` aside.
+
+    axis  settings that a figure shows as positions, panels or colours; a setting that equals one of them everywhere
+          (d_value where d_value = d_key) goes with it
+    """
+    names = _mixers(table)
+    groups = [name for name in ("mixer", "task", "probe") if name in table]
+    columns = setting_columns(table, axis)
+    columns = [c for c in columns if not any(a in table and table[c].equals(table[a]) for a in axis)]
+    text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
+    for _, rows in table.groupby(groups, dropna=False, sort=False):
+        for column in _telling(text.loc[rows.index].drop_duplicates()):
+            if _names_a_part(column):
+                continue
+            word = _word(column, columns)
+            label = {key: f" {word}={value}" for key, value in _shortened(rows[column].dropna()).items()}
+            names.loc[rows.index] += text.loc[rows.index, column].map(label).fillna("")
+    return names
+
+
+def _shortened(values: pd.Series) -> dict[str, str]:
+    """The values, by the words of `_text`, as they stand in a name; no two of them alike."""
+    short = {word: _short(value) for word, value in zip(_text(values), values, strict=True)}
+    count = Counter(short.values())
+    return {word: name if count[name] == 1 else f"{name}{_digest(word)}" for word, name in short.items()}
+
+
+def _short(value: object) -> str:
+    """true, 0.01; of a `_target_` the class; of a long list a code."""
+    if isinstance(value, bool | np.bool_):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", text):
+        return text.rpartition(".")[2]
+    return text if len(text) <= LONGEST else _code(text)
+
+
+def _code(text: str) -> str:
+    """Four letters that are unique to the text; for a list of cells, after the range of each parameter."""
+    digest = _digest(text)
+    try:
+        cells = pd.DataFrame(json.loads(text)).select_dtypes("number")
+    except ValueError:
+        return digest
+    ranges = [f"{name} {values.min():g}–{values.max():g}" for name, values in cells.items()]
+    return f"({', '.join([*ranges, digest])})"
+
+
+def _digest(text: str) -> str:
+    return "#" + hashlib.sha256(text.encode()).hexdigest()[:4]
+
+
+def _telling(distinct: pd.DataFrame) -> list[str]:
+    """Columns that together tell all rows apart, each one splitting what those before it leave together."""
+    chosen: list[str] = []
+    parts = 1
+    for column in distinct.columns:
+        if distinct[column].nunique() == 1:
+            continue
+        count = len(distinct[[*chosen, column]].drop_duplicates())
+        if count > parts:
+            chosen.append(column)
+            parts = count
+    return chosen
+
+
+def _names_a_part(column: str) -> bool:
+    """Whether the column says what a hybrid is made of, which its name shows in brackets."""
+    return column.startswith("mixer.") and column.endswith("._target_")
+
+
+def _word(column: str, columns: list[str]) -> str:
+    """The last part of a setting's name, or all of it where two settings would share that part."""
+    last = column.rpartition(".")[2]
+    last = {"_target_": column.split(".")[-2]}.get(last, last)
+    return column if sum(other.rpartition(".")[2] == last for other in columns) > 1 else last
+
+
+def _text(column: pd.Series) -> pd.Series:
+    """The values as words, each in one way: 1 and 1.0 are the same, true is not 1, and what is missing is "∅"."""
+
+    def word(value: object) -> str:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float):
+            return f"'{value}'"
+        return "∅" if value != value else repr(float(value))
+
+    if column.dtype == object and column.map(type).eq(bool).any():
+        return column.map(word, na_action="ignore").fillna("∅")
+    codes, values = pd.factorize(column, use_na_sentinel=True)
+    words = np.array([*map(word, values.tolist()), "∅"], dtype=object)
+    return pd.Series(words[codes], index=column.index)
+
+
+def _mixers(table: pd.DataFrame) -> pd.Series:
+    """Each row's mixer, with the parts of a hybrid in brackets: "hybrid(delta_rule, softmax)"."""
+    names = table["mixer"].astype(object)
+    parts = [name for name in table.columns if _names_a_part(name) and name.count(".") == 2]
+    for values, rows in table[parts].dropna(how="all").groupby(parts, dropna=False) if parts else ():
+        modules = ", ".join(value.split(".")[-2] for value in values if isinstance(value, str))
+        names.loc[rows.index] += f"({modules})"
+    return names

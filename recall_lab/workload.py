@@ -1,0 +1,279 @@
+"""The kinds of run. Each is a frozen dataclass that holds exactly the settings it uses, and turns them into rows.
+
+conf/workload/NAME.yaml lists the settings of each kind; Hydra builds the object. What is not among its fields cannot
+have an effect on the result, so the fields are also what a run's name is a hash of (`recall_lab.runner`).
+"""
+
+import copy
+import dataclasses
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from recall_lab import checkpoint, train
+from recall_lab.checks import require, whole_number
+from recall_lab.files import write_json
+from recall_lab.messages import one_line
+from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
+from recall_lab.oracle import Oracle
+from recall_lab.probe import base as probing
+from recall_lab.probe.base import Probe
+from recall_lab.results import Row
+from recall_lab.task.base import Task
+from recall_lab.train import Cell, Scores, Testing, Training
+
+MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
+"""Makes one layer's mixer from d_model; a list of them: the layers take them in turn."""
+
+log = logging.getLogger("recall_lab")
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where a run works: its folder and device, what shows its progress, and whether it should stop."""
+
+    folder: Path
+    device: torch.device
+    advance: Callable[[Scores], None] = lambda point: None
+    """Called with every new point of the training curve."""
+    stop: Callable[[], bool] = lambda: False
+    """Asked before every training step and every tested cell; where it says True, train.Interrupted is raised (after a
+    checkpoint was saved)."""
+
+    def check(self) -> None:
+        """Raises train.Interrupted if the run should stop."""
+        if self.stop():
+            raise train.Interrupted("stopped before all cells were tested")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found."""
+
+    rows: list[Row]
+    summary: str
+    """In a few words, for the terminal."""
+    loss: float = 0.0
+    """The last validation loss; 0 where nothing was trained."""
+    missing: list[str] = field(default_factory=list)
+    """One line for each probe that failed, and each metric that was not a finite number."""
+
+
+class Workload(ABC):
+    """A kind of run."""
+
+    @abstractmethod
+    def run(self, space: Workspace) -> Outcome:
+        """Does the work, on the space's device, and returns its rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainAndTest(Workload):
+    """Trains a model, scores it on the validation and the test cells, and runs the probes in every test cell.
+
+    Raises ValueError where a setting is impossible, before anything is trained.
+    """
+
+    task: Task
+    mixer: MixerFactory
+    model: Callable[..., Model]
+    """Makes the model from vocab, width and mixer."""
+    train: Training
+    test: Testing
+    probe: dict[str, Probe] | None = None
+    seed: int = 0
+    """Of the model's initial weights."""
+    data_seed: int = 0
+    """Of the streams of data, which are the same for every mixer."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "data_seed"):
+            whole_number(name, getattr(self, name), least=0)
+
+    def run(self, space: Workspace) -> Outcome:
+        trained = train.training_cells(self.task, self.train.cells)
+        tested = train.test_cells(self.task, self.test.cells, trained)
+        torch.manual_seed(self.seed)
+        model = self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer).to(space.device)
+        log.info("%s: %d parameters", space.device, sum(p.numel() for p in model.parameters()))
+
+        def report(point: Scores) -> None:
+            log.info("step %d: accuracy %.4f, loss %.4f", point["step"], point["accuracy"], point["loss"])
+            if self.train.keep:
+                _keep(model, space.folder / "weights" / f"{point['step']:06d}.pt")
+            space.advance(point)
+
+        saved = space.folder / "checkpoint.pt"
+        training = dataclasses.replace(self.train, cells=trained)
+        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop)
+        write_json(space.folder / "curve.json", curve)
+        validation = Scoring(
+            self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences
+        )
+        test = Scoring(self.task, tested, self.data_seed, "test", self.test.sequences_of)
+        rows = [*validation.rows(model, space), *test.rows(model, space)]
+        found, missing = probe_model(self.probe, model, self.task, tested, self.data_seed, self.test.probe_sequences)
+        last = curve[-1]
+        summary = f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps"
+        return Outcome(rows + found, summary, float(last["loss"]), missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskOracle(Workload):
+    """Runs the probes on a mechanism that is fed with random keys and values; nothing is trained.
+
+    Raises ValueError where there is no probe, and for a hybrid of several mechanisms.
+    """
+
+    oracle: Oracle
+    mixer: MixerFactory
+    probe: dict[str, Probe] | None = None
+    seed: int = 0
+    """Of the mechanism's initial weights, and of the keys and values."""
+    data_seed: int = 0
+    """Of the keys and values."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "data_seed"):
+            whole_number(name, getattr(self, name), least=0)
+        require(
+            bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
+        )
+
+    def run(self, space: Workspace) -> Outcome:
+        if isinstance(self.mixer, list):
+            raise ValueError("the oracle runs one mechanism, not a hybrid of several")
+        torch.manual_seed(self.seed)
+        rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
+        mixer = self.oracle.mixer(self.mixer).to(space.device)
+        trace = self.oracle.trace(mixer, rng)
+        columns = {
+            f"oracle.{name}": value for name, value in dataclasses.asdict(self.oracle).items() if name != "gates"
+        }
+        rows: list[Row] = []
+        missing: list[str] = []
+        for probe in (self.probe or {}).values():
+            with _isolated("", missing):
+                rows += probing.run_on_trace(probe, trace, copy.deepcopy(rng))
+        rows = [{**columns, "split": "oracle", **row} for row in rows]
+        return Outcome(rows, f"{len(rows)} rows", missing=missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRun(Workload):
+    """Runs probes on the model of a finished run, or puts another mixer on its weights and tests it.
+
+    Raises ValueError where the mixer does not fit the weights.
+    """
+
+    task: Task
+    mixer: MixerFactory
+    model: Callable[..., Model]
+    train: Training
+    test: Testing
+    probe: dict[str, Probe] | None = None
+    data_seed: int = 0
+    swapped: str = ""
+    """The mixer's name, where it is not the one that was trained: it is then scored on the test cells too."""
+
+    def run(self, space: Workspace) -> Outcome:
+        cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))
+        model = self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer).to(space.device)
+        rows: list[Row] = []
+        missing: list[str] = []
+        for step, weights in self._weights(space):
+            try:
+                model.load_state_dict(weights)
+            except RuntimeError as error:
+                raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
+            found, failed = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
+            rows += [row if step is None else {**row, "step": step} for row in found]
+            missing += failed
+        if self.swapped:
+            rows += Scoring(self.task, cells, self.data_seed, "test", self.test.sequences_of).rows(model, space)
+        return Outcome(rows, f"{len(rows)} rows", missing=missing)
+
+    def _weights(self, space: Workspace) -> Iterator[tuple[int | None, dict[str, torch.Tensor]]]:
+        """(step, weights) of every validation that was kept, and (None, weights) at the end of training."""
+        for path in [] if self.swapped else sorted((space.folder / "weights").glob("*.pt")):
+            yield int(path.stem), checkpoint.load(path, space.device)
+        yield None, checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Scores of a model in every cell of one split."""
+
+    task: Task
+    cells: Sequence[Cell]
+    data_seed: int
+    split: str
+    sequences: Callable[[Task], int]
+    """How many sequences of a cell are scored."""
+
+    def rows(self, model: Model, space: Workspace) -> list[Row]:
+        """The metrics of `train.evaluate`, the chance level, and the size of the state at the end of a sequence."""
+        rows: list[Row] = []
+        for cell in self.cells:
+            space.check()
+            at = self.task.at(**cell)
+            count = self.sequences(at)
+            scores = train.evaluate(model, self.task, cell, self.data_seed, self.split, count, space.device)
+            elements, size = model.state_size(at.length)
+            scores |= {"chance": at.chance, "state_elements": elements, "state_bytes": size}
+            columns = {**cell_columns(at), "split": self.split}
+            rows += [{**columns, "metric": name, "value": value} for name, value in scores.items()]
+            log.info("%s %s: %s", self.split, cell, scores)
+        return rows
+
+
+def probe_model(
+    probes: dict[str, Probe] | None, model: Model, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
+) -> tuple[list[Row], list[str]]:
+    """The rows of every probe in every cell, and one line for each that failed.
+
+    Each cell has its own stream of data, and no probe's draws depend on which other probes there are.
+    """
+    rows: list[Row] = []
+    missing: list[str] = []
+    for cell in cells if probes else []:
+        at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
+        batch = at.sample(sequences, rng)
+        columns = {**cell_columns(at), "split": "probe"}
+        traces = probing.trace_model(model, batch)
+        for probe in (probes or {}).values():
+            draws = copy.deepcopy(rng)
+            with _isolated(f" (cell {cell})", missing):
+                if probing.takes(probe) == "trace":
+                    found = [row for trace in traces for row in probing.run_on_trace(probe, trace, draws)]
+                else:
+                    found = probing.run_on_model(probe, model, batch, draws)
+                rows += [{**columns, **row} for row in found]
+    return rows, missing
+
+
+@contextmanager
+def _isolated(where: str, missing: list[str]) -> Iterator[None]:
+    """Lets one probe fail without the others: the failure becomes a line of `missing`."""
+    try:
+        yield
+    except probing.ProbeError as error:
+        log.exception("a probe failed%s", where)
+        missing.append(one_line(error) + where)
+
+
+def cell_columns(task: Task) -> Row:
+    """The parameters of the task in a cell, as columns of the table."""
+    return {f"task.{name}": value for name, value in dataclasses.asdict(task).items()}
+
+
+def _keep(model: nn.Module, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    checkpoint.write(path, model.state_dict())

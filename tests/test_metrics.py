@@ -1,0 +1,43 @@
+"""Loss, accuracy and error against values computed by hand."""
+
+import math
+
+import pytest
+import torch
+
+from recall_lab import metrics
+
+LOGITS = torch.tensor([[0.0, math.log(3.0)], [math.log(7.0), 0.0], [0.0, 0.0], [0.0, 2.0]])
+TARGETS = torch.tensor([1, 1, 0, 1])
+
+
+def test_correct_compares_the_largest_logit_with_the_target():
+    assert metrics.correct(LOGITS, TARGETS).tolist() == [True, False, True, True]
+
+
+def test_a_sequence_is_correct_when_all_its_scored_positions_are():
+    """Four sequences: one of two scored positions is wrong, no position is scored, and two with one each."""
+    scored = torch.tensor([[True, False, True], [False, False, False], [False, True, False], [True, False, False]])
+    hits = metrics.correct(LOGITS, TARGETS)
+    assert metrics.correct_sequences(hits, scored).tolist() == [False, True, True]
+
+
+def test_loss_in_bits_and_in_nats():
+    bits = metrics.loss_bits(LOGITS, TARGETS)
+    assert bits.tolist() == pytest.approx([math.log2(4 / 3), 3, 1, math.log2(1 + math.exp(-2))])
+    assert float(metrics.loss(LOGITS, TARGETS)) == pytest.approx(float(bits.mean()) * math.log(2))
+
+
+def test_errors_of_vectors():
+    targets = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    outputs = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    squared = metrics.squared_error(outputs, targets)
+    assert squared.tolist() == [0.5, 2]
+    assert float(metrics.loss(outputs, targets)) == pytest.approx(1.25)
+    assert metrics.normalised_error(squared, targets) == pytest.approx(5 / 2)  # Σ‖target − mean‖² = 1 + 1
+
+
+def test_the_mean_target_has_error_one():
+    targets = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) + 2
+    constant = targets.mean(0).expand_as(targets)
+    assert metrics.normalised_error(metrics.squared_error(constant, targets), targets) == pytest.approx(1)
