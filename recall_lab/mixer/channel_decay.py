@@ -116,16 +116,16 @@ def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Ten
     key_decay = torch.ones_like(decay)[:, :, None]  # n c 1 k
     d_reads, d_keys = _gradient_of_pairs(x, zero, decay, read_decay, key_decay)  # n c r k, n c w k
     # By now read_decay is e^{G_t} and key_decay e^{G_c − G_s}.
-    d_reads.addcmul_(x.d_from_start, read_decay)
+    d_reads.add_(x.d_from_start * read_decay)
     d_G, d_rest = zero.expand(2, n, c, k).contiguous()  # n c k: of G_t, and of G_c − G_s through to_end
     for i, (read, d_read) in enumerate(zip(x.reads.unbind(2), d_reads.unbind(2), strict=True)):  # n c k
         shift = int(reads_before_decay and i > 0)  # such a read depends on G_{t−1}
-        d_G.narrow(1, 0, c - shift).addcmul_(read.narrow(1, shift, c - shift), d_read.narrow(1, shift, c - shift))
+        d_G.narrow(1, 0, c - shift).add_((read * d_read).narrow(1, shift, c - shift))
     for key, d_key, d_end in zip(x.keys.unbind(2), d_keys.unbind(2), x.d_to_end.unbind(2), strict=True):  # n c k
-        d_G.addcmul_(key, d_key, value=-1)
+        d_G.sub_(key * d_key)
         d_end = d_end * key_decay[:, :, 0]
         d_key.add_(d_end)
-        d_rest.addcmul_(key, d_end)
+        d_rest.add_(key * d_end)
     later = x.g.new_ones(c, c).triu()  # G_t is a sum over r ≤ t, G_c − G_s one over r > s
     d_g = torch.baddbmm(later @ d_G, (1 - later).expand(n, -1, -1), d_rest)  # n c k
     return d_g.add_((x.d_total * x.g.sum(1).exp())[:, None]), d_reads, d_keys
@@ -151,8 +151,8 @@ def _gradient_of_pairs(
         d_blocks = _late_against_early(x.d_pairs, size).mT.reshape(-1, size * r, size * w)  # m (s r) (s w)
         d_late = _product(d_blocks, early).reshape(-1, size, r, k)  # m s r k
         d_early = _product(d_blocks.mT, late).reshape(-1, size, w, k)  # m s w k
-        _late(d_reads, size).addcmul_(d_late, late_factor)
-        _early(d_keys, size).addcmul_(d_early, early_factor)
+        _late(d_reads, size).add_(d_late.mul_(late_factor))
+        _early(d_keys, size).add_(d_early.mul_(early_factor))
         late_factor.mul_(early_decay[:, None, None])
         early_factor.mul_(late_decay[:, None, None])
     return d_reads, d_keys
@@ -196,7 +196,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
         return x @ y
     out = x[:, :, 0, None] * y[:, 0, None]
     for i in range(1, x.shape[2]):
-        out.addcmul_(x[:, :, i, None], y[:, i, None])
+        out = torch.addcmul(out, x[:, :, i, None], y[:, i, None])
     return out
 
 
