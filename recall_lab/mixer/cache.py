@@ -27,6 +27,10 @@ CachedKey = Float[Tensor, "b h s k"]
 """The keys of the state, then those of the new positions."""
 CachedValue = Float[Tensor, "b h s v"]
 """The values of the state, then those of the new positions."""
+Cached = Float[Tensor, "b h s d"]
+"""Either of the two."""
+Kept = Float[Tensor, "b h kept d"]
+"""The part of either that the next state holds."""
 
 
 def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
@@ -85,8 +89,8 @@ class Cache(Mixer):
         """q·k / √d_key, −∞ where a position is not attended to; k ends with the keys of q's own positions."""
         return causal(q, k)
 
-    def keep(self, x: CachedKey | CachedValue) -> CachedKey | CachedValue:
-        """The part of the keys or values (b h s d) that the state holds after the last position."""
+    def keep(self, x: Cached) -> Kept:
+        """The part of the keys or values that the state holds after the last position."""
         return x
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
