@@ -59,9 +59,7 @@ def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
     """Metric → its value at one length; no times where repeats is 0."""
     q, k, v, gates = _repeated(trace, length + 1)
     segment, token = slice(length), slice(length, None)
-    prefill = partial(
-        _prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment)
-    )
+    prefill = partial(_prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment))
     prefill_flops, state = _flops(prefill)
     decode = partial(_decode, trace, q[:, :, token], k[:, :, token], v[:, :, token], _cut(gates, token), state)
     decode_flops, after = _flops(decode)
