@@ -1,68 +1,123 @@
-"""From a sweep's folder to its table, figures and one self-contained report.html."""
+"""From a sweep's folder to its table, its figures and one self-contained report.html."""
 
 import base64
-import html
 import importlib
 import pkgutil
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import jinja2
 import pandas as pd
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
-from recall_lab import results
+from recall_lab import folders, results
 from recall_lab.figure import style
-from recall_lab.files import read_json, replacing
+from recall_lab.files import read_json, replacing, write_text
+
+T = TypeVar("T")
 
 WIDE = 12
-"""Cells that a line of a table may hold."""
+"""Columns up to which a grid has one line per series; a wider one is transposed."""
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse; margin: 1rem 0 }} th, td {{ padding: .2rem .7rem; text-align: right }}
-th {{ border-bottom: 1px solid #888 }} td:first-child, th:first-child {{ text-align: left }}
-img {{ max-width: 100% }} code, pre {{ background: #f4f4f4; padding: .1rem .3rem }} .bad {{ color: #a00 }}
-</style></head><body>
-<h1>{title}</h1>
-{body}
-</body></html>
-"""
+PROVENANCE = ["git", "version", "torch", "numpy", "python", "device", "threads"]
+"""What is known of the revision and machine of a run."""
 
 
-def make(folder: Path) -> str:
-    """Writes FOLDER/table.parquet, FOLDER/figure/*.png and .svg, and FOLDER/report.html.
+@dataclass(frozen=True)
+class Report:
+    """What `make` has to say."""
 
-    Returns the summary for a terminal: the score by series and cell, what is missing, where the report lies.
-    Raises results.ForeignFolder where there is nothing to report.
+    text: str
+    """For a terminal: the grids, runs that are missing or replaced, what failed, and the path of the page."""
+    failed: list[str]
+    """One line for every grid or figure that could not be made, with its error. The page was written without it."""
+
+
+def make(folder: Path) -> Report:
+    """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, and FOLDER/report.html.
+
+    A figure or grid that raises is named in the page and in `failed`; the rest is made. Raises folders.ForeignFolder
+    where there is nothing to report.
     """
     table = results.collect(folder)
     results.save(table, folder / "table.parquet")
-    chosen = results.select(table)
-    drawn = dict(_figures(pd.concat([chosen, _curves(folder, chosen)])))
+    over = results.selected_settings(folder)
+    chosen = results.select(table, over)
+    failed: list[str] = []
     (folder / "figure").mkdir(exist_ok=True)
-    for name, drawing in drawn.items():
-        for kind in ("png", "svg"):
-            metadata = {"Date": None} if kind == "svg" else None
-            # How an svg is written, the same each time, is part of the style.
-            with style.style(), replacing(folder / "figure" / f"{name}.{kind}") as temporary:
-                drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
-    grids = _grids(chosen)
+    images = _images(folder / "figure", pd.concat([chosen, _curves(folder, chosen)]), failed)
+    grids = _grids(chosen, failed)
     missing = _missing(folder)
     page = folder / "report.html"
-    with replacing(page) as temporary:
-        temporary.write_text(_page(folder, table, chosen, grids, list(drawn), missing), encoding="utf-8")
+    content = {
+        "title": f"recall_lab: {folder.name}",
+        "folder": folder,
+        "grids": {title: _html(grid) for title, grid in grids.items()},
+        "missing": missing,
+        "failed": failed,
+        "images": images,
+        "selected": ", ".join(over) if len(chosen) < len(table) else "",
+        "provenance": _provenance(table),
+    }
+    write_text(page, _template().render(content))
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
-    text += [f"\nnot in the table: {line}" for line in missing]
-    return "\n".join([*text, f"\nreport: {page}"])
+    text += [f"\nmissing or replaced: {line}" for line in missing]
+    text += [f"\nnot in the report: {line}" for line in failed]
+    return Report("\n".join([*text, f"\nreport: {page}"]), failed)
 
 
-def _figures(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Every figure that some module of recall_lab.figure can draw of this table."""
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    return environment.get_template("report.html.jinja")
+
+
+def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, str]:
+    """Saves every figure that a module of recall_lab.figure draws of one task's rows; returns each png as base64."""
+    images: dict[str, str] = {}
+    files: set[str] = set()
     for module in pkgutil.iter_modules(figures.__path__):
-        if module.name != "style":
-            yield from importlib.import_module(f"{figures.__name__}.{module.name}").draw(table)
+        draw = getattr(importlib.import_module(f"{figures.__name__}.{module.name}"), "draw", None)
+        if draw is None:  # what figures share
+            continue
+        for task, part in table.groupby("task"):
+            for name, drawing in _attempt(failed, f"figure {module.name} of {task}", draw, part):
+                stem = folder / _file_name(name, files)
+                for png in _attempt(failed, f"figure {name}", _save, drawing, stem):
+                    images[name if name not in images else f"{name}, {task}"] = base64.b64encode(png).decode()
+    return images
+
+
+def _attempt(failed: list[str], what: str, make: Callable[..., Iterable[T]], *arguments: object) -> Iterator[T]:
+    """What make(*arguments) yields, up to its first error: that is added to `failed`, with what was made."""
+    try:
+        yield from make(*arguments)
+    except Exception as error:
+        failed.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def _file_name(name: str, taken: set[str]) -> str:
+    """The name without characters that have a meaning in paths and shells, and different from all that are taken."""
+    stem = re.sub(r"[^\w.+=-]+", "-", name).strip("-.") or "figure"
+    unique = next(s for s in (stem, *(f"{stem}-{number}" for number in range(2, len(taken) + 3))) if s not in taken)
+    taken.add(unique)
+    return unique
+
+
+def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
+    """Writes STEM.png and STEM.svg, and yields the png."""
+    for kind, metadata in (("png", None), ("svg", {"Date": None})):
+        # The same settings as when it was drawn: they decide how an svg is written.
+        with style.style(), replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
+            drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
+    yield stem.with_name(f"{stem.name}.png").read_bytes()
 
 
 def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -73,71 +128,60 @@ def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
             {"run": run, **facts, "split": "validation", "metric": "curve_accuracy", "step": point["step"],
              "value": point["accuracy"]}
             for run, facts in runs.to_dict("index").items()
-            for point in read_json(folder / run / "curve.json", [])
+            for point in read_json(folder / str(run) / "curve.json", [])
         ]
     )  # fmt: skip
 
 
-def _grids(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """For each task, accuracy per scored token, mean [interval]: a line a series, a column a tested cell; the other way
-    round where cells are many."""
-    grids = {}
+def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
+    """Per task, the score in every tested cell, mean [interval] over seeds, under its title."""
+    grids: dict[str, pd.DataFrame] = {}
     scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
     for task, part in scored.groupby("task"):
-        scales = [c for c in part if c.startswith("task.") and part[c].nunique() > 1]
-        scales = scales or ["task.length"]
-        points = results.summarise(part, ["series", *scales])
-        points["accuracy"] = [
-            f"{mean:.3f} [{low:.3f}, {high:.3f}]" if runs > 1 else f"{mean:.3f}"
-            for mean, low, high, runs in points[["mean", "low", "high", "runs"]].itertuples(index=False)
-        ]
-        names = [name.removeprefix("task.") for name in scales]
-        grid = points.rename(columns=dict(zip(scales, names, strict=True)))
-        grid["runs"] = grid.groupby("series")["runs"].transform("max")
-        grid = grid.pivot(index=["series", "runs"], columns=names, values="accuracy").fillna("")
-        grid = grid.T if grid.shape[1] > WIDE else grid
-        score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
-        title = f"{task}: {score} on the test stream, mean [{results.interval_name(points['runs'])}] over runs"
-        grids[title] = grid
+        grids |= dict(_attempt(failed, f"table of {task}", _grid, str(task), part))
     return grids
 
 
+def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Title and grid: one line per series and one column per tested cell, or transposed where cells are many."""
+    varied = [c for c in part if c.startswith("task.") and part[c].nunique() > 1]
+    varied = varied or [c for c in ("task.length",) if c in part]
+    points = results.summarise(part, ["series", *varied])
+    names = [name.removeprefix("task.") for name in varied]
+    lines = points.rename(columns=dict(zip(varied, names, strict=True)))
+    lines["seeds"] = lines.groupby("series")["runs"].transform("max")
+    lines["score"] = [
+        f"{mean:.3f} [{low:.3f}, {high:.3f}]" if runs > 1 else f"{mean:.3f}"
+        for mean, low, high, runs in points[["mean", "low", "high", "runs"]].itertuples(index=False)
+    ]
+    if names:
+        grid = lines.pivot(index=["series", "seeds"], columns=names, values="score").fillna("")
+    else:
+        grid = lines.set_index(["series", "seeds"])[["score"]]
+    grid = grid.loc[sorted(grid.index, key=lambda index: style.rank(index[0]))]
+    score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
+    interval = f", mean [{results.interval_name(points['runs'])}] over seeds" if points["runs"].max() > 1 else ""
+    yield f"{task}: {score} on the test stream{interval}", grid.T if grid.shape[1] > WIDE else grid
+
+
+def _html(grid: pd.DataFrame) -> Markup:
+    """The grid as an HTML table. pandas escapes its text."""
+    return Markup(grid.to_html(border=0))
+
+
 def _missing(folder: Path) -> list[str]:
-    """A line for every run that has no result."""
+    """One line for every run that is not finished, and for every one that a newer run replaces."""
     lines = []
-    for run in results.runs(folder):
-        status = results.status(run)
+    for run in folders.runs(folder):
+        status = folders.status(run)
         if status["state"] != "finished":
-            what = ""
-            if (run / "config.yaml").exists():
-                config = results.read_config(run)
-                what = f" ({config['choice']['mixer']} on {config['choice']['task']}, seed {config['seed']})"
-            lines.append(f"{run.name}{what} is {status['state']}{': ' + e if (e := status.get('error')) else ''}")
-    return lines
+            error = f": {status['error']}" if status.get("error") else ""
+            lines.append(f"{folders.describe(run)} is {status['state']}{error}")
+    return lines + results.repeated(folder)
 
 
-def _page(
-    folder: Path,
-    table: pd.DataFrame,
-    chosen: pd.DataFrame,
-    grids: dict[str, pd.DataFrame],
-    drawn: list[str],
-    missing: list[str],
-) -> str:
-    parts = []
-    for title, grid in grids.items():
-        parts.append(f"<h2>{html.escape(title)}</h2>{grid.to_html(border=0)}")
-    if missing:
-        parts.append("<h2>Not in the table</h2><ul class='bad'>")
-        parts += [f"<li>{html.escape(line)}</li>" for line in missing] + ["</ul>"]
-    for name in drawn:
-        data = base64.b64encode((folder / "figure" / f"{name}.png").read_bytes()).decode()
-        parts.append(f"<h2>{html.escape(name)}</h2><img alt='{html.escape(name)}' src='data:image/png;base64,{data}'>")
-    if len(chosen) < len(table):
-        parts.append("<p>Learning rates: of several, the best on the validation stream is shown for each series.</p>")
-    once = table.drop_duplicates("run")
-    facts = once.groupby(["git", "version", "torch", "numpy", "python", "device", "threads"], dropna=False)
-    parts.append("<h2>Where it comes from</h2>")
-    parts.append(facts["seconds"].agg(runs="size", seconds="sum").reset_index().to_html(border=0, index=False))
-    parts.append(f"<p>All rows and settings: <code>table.parquet</code>; each run: <code>{folder}/RUN/</code>.</p>")
-    return PAGE.format(title=f"recall_lab: {html.escape(folder.name)}", body="\n".join(parts))
+def _provenance(table: pd.DataFrame) -> Markup:
+    """Number of runs and seconds per revision, versions and machine, as an HTML table."""
+    groups = table.drop_duplicates("run").groupby(PROVENANCE, dropna=False)
+    facts = groups["seconds"].agg(runs="size", seconds="sum").reset_index()
+    return Markup(facts.to_html(border=0, index=False))

@@ -1,99 +1,196 @@
-"""What figures show: fixed looks, ticks where it was tested, bands within [0, 1], nobody without data in a legend."""
+"""Figures of scores: what they draw, where, and what they leave blank."""
 
 import numpy as np
 import pandas as pd
-import pytest
-from conftest import names
+from tables import drawn, legend, lines, named, note, numbers, panels, scores
 
-from recall_lab.figure import retrieval, style, training_curve
+from recall_lab.figure import accuracy_by_factor, retrieval, style, training_curve, updates
 
-
-def table(mixers=("softmax", "linear"), lengths=(16, 64, 256), seeds=(0, 1, 2)) -> pd.DataFrame:
-    rng = np.random.default_rng(0)
-    rows = []
-    for mixer in mixers:
-        for seed in seeds:
-            for length in lengths:
-                facts = {"run": f"{mixer}{seed}", "mixer": mixer, "series": mixer, "task": "mqar", "seed": seed,
-                         "task.length": length}  # fmt: skip
-                for split in ("validation", "test") if length < 256 else ("test",):
-                    rows.append({**facts, "split": split, "metric": "accuracy", "value": rng.uniform(0.9, 1)})
-                rows.append({**facts, "split": "test", "metric": "chance", "value": 0.125})
-                rows.append({**facts, "split": "test", "metric": "state_elements", "value": 100.0 + length})
-            for step in (1, 2):
-                rows.append({**facts, "split": "validation", "metric": "curve_accuracy", "step": step, "value": 0.5})
-    return pd.DataFrame(rows)
+LENGTHS = [{"length": length} for length in (16, 64, 256)]
 
 
-def axes(table: pd.DataFrame, module=retrieval):
-    ((name, figure),) = module.draw(table)
-    return name, figure.axes[0]
-
-
-def test_retrieval():
-    name, ax = axes(table())
+def test_accuracy_over_length():
+    table = named(scores("mqar", LENGTHS, lambda mixer, cell: 1 - cell["length"] / 1000, seeds=(0, 1, 2)))
+    table.loc[(table["metric"] == "state_elements") & (table["mixer"] == "linear"), "value"] = (
+        table["task.length"] + 100
+    )
+    ((name, figure),) = drawn(retrieval, table).items()
     assert name == "retrieval_mqar"
+    (ax,) = panels(figure)
     assert ax.get_xscale() == "log"
-    assert [t for t in ax.get_xticks() if ax.get_xlim()[0] <= t <= ax.get_xlim()[1]] == [16, 64, 256]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["16", "64", "256"]
-    lines = {line.get_label(): line for line in ax.lines}
-    assert "softmax  (356 carried at n=256)" in lines
-    shown = table()
-    expected = shown.query("mixer=='softmax' and split=='test' and metric=='accuracy'").groupby("task.length")["value"]
-    assert np.allclose(lines["softmax  (356 carried at n=256)"].get_ydata(), expected.mean())
-    assert any(np.allclose(line.get_ydata(), 0.125) for line in ax.lines)
-    texts = " ".join(text.get_text() for text in ax.texts)
-    assert "chance 0.12" in texts
-    assert "lengths trained on" in texts
-    assert "3 runs a point" in ax.figure.legends[0].get_title().get_text()
-    for band in ax.collections:
-        y = band.get_paths()[0].vertices[:, 1]
-        assert y.min() >= 0
-        assert y.max() <= 1
+    assert list(ax.get_xticks()) == [16, 64, 256]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["16", "64", "256"]
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [0.984, 0.936, 0.744])
+    assert any(np.allclose(line.get_ydata(), 0.1) for line in ax.lines)
+    assert set(numbers(ax)) == {"chance 0.1", "lengths trained on"}
+    assert legend(figure) == ["linear (356 at n = 256)", "delta_rule (9)"]
+    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: state size (elements)"
 
 
-def test_a_mechanism_without_data_is_not_in_the_legend():
-    shown = table()
-    shown = shown[(shown["mixer"] != "linear") | (shown["metric"] != "accuracy")]
-    _, ax = axes(shown)
-    assert [t.get_text().split()[0] for t in ax.figure.legends[0].get_texts()] == ["softmax"]
+def test_a_single_seed_has_no_band():
+    figure = drawn(retrieval, named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5, seeds=[0])))["retrieval_mqar"]
+    assert note(figure).startswith("one seed\n")
+
+
+def test_bands_stay_within_one():
+    table = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5, seeds=range(4)))
+    table.loc[table["metric"] == "accuracy", "value"] = np.random.default_rng(0).choice(
+        [1.0, 0.9], len(table.query("metric == 'accuracy'"))
+    )
+    (ax,) = panels(drawn(retrieval, table)["retrieval_mqar"])
+    bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
+    assert bands
+    assert max(band.max() for band in bands) <= 1
+
+
+def test_a_series_without_scores_is_not_in_the_legend():
+    table = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5))
+    table = table[(table["mixer"] != "linear") | (table["metric"] != "accuracy")]
+    assert legend(drawn(retrieval, table)["retrieval_mqar"]) == ["delta_rule (9)"]
+
+
+def test_numbers_of_pairs_at_one_length_are_an_axis():
+    """Five numbers of pairs at one length: five points, not their mean at one."""
+    cells = [{"length": 64, "pairs": pairs} for pairs in (2, 4, 8, 16, 32)]
+    table = named(scores("mqar", cells, lambda mixer, cell: 1 / cell["pairs"]))
+    ((name, figure),) = drawn(retrieval, table).items()
+    assert name == "retrieval_mqar_by_pairs"
+    (ax,) = panels(figure)
+    assert lines(ax)["linear"].get_xdata().tolist() == [2, 4, 8, 16, 32]
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32])
+    assert ax.get_xlabel() == "pairs"
+
+
+def test_pairs_that_grow_with_the_length_are_no_axis_of_their_own():
+    cells = [{"length": 4 * pairs, "pairs": pairs} for pairs in (4, 8, 16)]
+    assert set(drawn(retrieval, named(scores("mqar", cells, lambda mixer, cell: 0.5)))) == {"retrieval_mqar"}
+
+
+def test_two_parameters_in_panels_both_ways():
+    cells = [{"length": n, "data": m} for n in (32, 64, 128) for m in (2, 8)]
+    table = named(scores("selective_copying", cells, lambda mixer, cell: cell["data"] / cell["length"]))
+    made = drawn(retrieval, table)
+    assert set(made) == {"retrieval_selective_copying", "retrieval_selective_copying_by_data"}
+    few, many = panels(made["retrieval_selective_copying"])
+    assert [few.get_title(), many.get_title()] == ["data = 2", "data = 8"]
+    assert np.allclose(lines(many)["linear"].get_ydata(), [8 / 32, 8 / 64, 8 / 128])
+    by_data = panels(made["retrieval_selective_copying_by_data"])
+    assert [ax.get_title() for ax in by_data] == ["length = 32", "length = 64", "length = 128"]
+    assert np.allclose(lines(by_data[2])["linear"].get_ydata(), [2 / 128, 8 / 128])
+
+
+def test_what_is_averaged_is_named():
+    """With pairs that vary at one length only, a panel per number of pairs would hold single points."""
+    cells = [{"length": 64, "pairs": 4}, {"length": 64, "pairs": 16}, {"length": 256, "pairs": 64}]
+    made = drawn(retrieval, named(scores("mqar", cells, lambda mixer, cell: cell["pairs"] / 64)))
+    (ax,) = panels(made["retrieval_mqar"])
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [10 / 64, 1])
+    assert made["retrieval_mqar"].get_suptitle() == "mqar: accuracy over length, mean over pairs"
+    (ax,) = panels(made["retrieval_mqar_by_pairs"])
+    assert ax.get_title() == "length = 64"
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [4 / 64, 16 / 64])
+
+
+def test_a_panel_for_each_word():
+    parts = [
+        scores("state_tracking", [{"length": n, "group": group} for n in (4, 8)], lambda mixer, cell, a=a: a)
+        for group, a in (("parity", 1.0), ("s3", 0.5))
+    ]
+    figure = drawn(retrieval, named(*parts))["retrieval_state_tracking"]
+    assert [ax.get_title() for ax in panels(figure)] == ["group = parity", "group = s3"]
+    assert [lines(ax)["linear"].get_ydata().tolist() for ax in panels(figure)] == [[1, 1], [0.5, 0.5]]
+
+
+def test_a_task_without_lengths_or_anything_else_that_varies():
+    cells = [{"words": words} for words in (2, 4)]
+    assert set(drawn(retrieval, named(scores("mine", cells, lambda mixer, cell: 0.5)))) == {"retrieval_mine_by_words"}
+    assert drawn(retrieval, named(scores("mine", cells[:1], lambda mixer, cell: 0.5))) == {}
+
+
+def test_many_series_get_panels_of_at_most_ten():
+    parts = [
+        scores("mqar", LENGTHS, lambda mixer, cell: 0.5, mixers=["linear"], seeds=[0], **{"mixer.heads": heads})
+        for heads in range(1, 24)
+    ]
+    figure = drawn(retrieval, named(*parts))["retrieval_mqar"]
+    assert [len([x for x in lines(ax) if x.startswith("linear")]) for ax in panels(figure)] == [8, 7, 8]
+    assert [text.split(" (")[0] for text in legend(figure)] == [f"linear heads={heads}" for heads in range(1, 24)]
+
+
+def test_accuracy_by_age_is_pooled_over_cells():
+    rows = [
+        {"run": f"linear{seed}", "mixer": "linear", "task": "mqar", "seed": seed, "split": "probe",
+         "metric": "accuracy_by_age", "task.length": length, "age": age, "value": value, "count": count}
+        for seed in (0, 1)
+        for length, age, value, count in ((64, 4.0, 1.0, 90), (128, 4.0, 0.5, 10), (128, 32.0, 0.25, 4))
+    ]  # fmt: skip
+    ((name, figure),) = drawn(accuracy_by_factor, named(pd.DataFrame(rows))).items()
+    assert name == "accuracy_by_age_mqar"
+    (ax,) = panels(figure)
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [0.95, 0.25])
+    assert np.allclose(lines(ax)["linear"].get_xdata(), [4, 32])
+    # Eight answers are too few for a band.
+    (band,) = ax.collections
+    assert band.get_paths()[0].vertices[:, 0].max() == 4
+
+
+def test_rebindings_have_the_law_of_a_sum():
+    rows = [
+        {"run": "linear0", "mixer": "linear", "task": "updates", "seed": 0, "split": "probe", "metric":
+         "accuracy_by_rebindings", "rebindings": float(m), "value": 1 / (1 + m), "count": 100}
+        for m in range(4)
+    ]  # fmt: skip
+    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(rows)))["accuracy_by_rebindings_updates"])
+    law = next(line for line in ax.lines if line.get_linestyle() == "--")
+    measured = lines(ax)["linear"]
+    assert np.allclose(
+        np.interp(measured.get_xdata(), law.get_xdata(), law.get_ydata()), measured.get_ydata(), atol=1e-3
+    )
 
 
 def test_training_curves():
-    name, ax = axes(table(), training_curve)
+    table = scores("mqar", LENGTHS, lambda mixer, cell: 0.5)
+    curves = [
+        {**run, "split": "validation", "metric": "curve_accuracy", "step": step, "value": step / 10}
+        for run in table[["run", "mixer", "task", "seed"]].drop_duplicates().to_dict("records")
+        for step in (1, 2)
+    ]
+    ((name, figure),) = drawn(training_curve, named(table, pd.DataFrame(curves))).items()
     assert name == "training_mqar"
-    assert len(ax.lines) == 6
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["softmax", "linear"]
+    (ax,) = panels(figure)
+    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.1, 0.2]] * 4
+    assert legend(figure) == ["linear", "delta_rule"]
 
 
-def test_no_data_no_figure():
-    assert list(retrieval.draw(table()[:0])) == []
-    assert list(training_curve.draw(table()[:0])) == []
+def test_updates():
+    cells = [{"length": 128, "pairs": pairs, "updates": updates} for pairs in (4, 8) for updates in (0, 4, 8)]
+    table = named(
+        scores("updates", cells, lambda mixer, cell: 1.0 if mixer == "delta_rule" else 1 / (1 + cell["updates"]))
+    )
+    ((_, figure),) = drawn(updates, table).items()
+    few, many = panels(figure)
+    assert [few.get_title(), many.get_title()] == ["4 keys, n = 128", "8 keys, n = 128"]
+    assert lines(many)["linear"].get_xdata().tolist() == [0, 0.5, 1]
+    assert np.allclose(lines(many)["linear"].get_ydata(), [1, 1 / 5, 1 / 9])
+    assert drawn(updates, table[table["task.updates"] == 0]) == {}
 
 
-def test_a_look_belongs_to_a_mechanism_whoever_else_is_shown():
-    looks = [style.look(name) for name in {*names("mixer"), *style.FIXED}]
-    assert len(set(looks)) == len(looks)
-    assert style.look("my_own") == style.look("my_own") != style.look("my_other")
-    assert style.look("linear d_key=8") != style.look("linear d_key=16")
-
-
-def test_order_is_fixed():
-    assert style.ordered(["zzz", "rnn", "softmax", "linear b", "linear a"]) == [
-        "softmax", "linear a", "linear b", "rnn", "zzz",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("runs", "words"), [([1, 1], "1 run a"), ([2, 2], "2 runs a"), ([2, 3], "2 to 3 runs a")])
-def test_number_of_seeds_in_words(runs, words):
-    assert style.seeds(runs) == f"{words} point"
+def test_no_rows_no_figure():
+    empty = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5))[:0]
+    for module in (
+        retrieval,
+        training_curve,
+        updates,
+        accuracy_by_factor,
+    ):
+        assert list(module.draw(empty)) == []
 
 
 def test_the_same_table_draws_the_same_svg(tmp_path):
     texts = []
     for name in ("a", "b"):
-        ((_, figure),) = retrieval.draw(table())
+        ((_, figure),) = retrieval.draw(named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5)))
         with style.style():
             figure.savefig(tmp_path / f"{name}.svg", metadata={"Date": None})
-        texts.append((tmp_path / f"{name}.svg").read_text())
+        texts.append((tmp_path / f"{name}.svg").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import CONF, config, names
 
-from recall_lab import theory
 from recall_lab.mixer.base import Trace
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.gated_linear import GatedLinear
@@ -29,6 +28,7 @@ from recall_lab.probe.state_retention import state_retention
 from recall_lab.task.base import IGNORE
 from recall_lab.task.mqar import MQAR
 from recall_lab.task.paired_recall import PairedRecall
+from recall_lab.theory import access, delta_rule, linear_attention, softmax
 
 MIXERS = [name for name in names("mixer") if name != "hybrid"]
 
@@ -106,15 +106,15 @@ def test_bins_hold_everything_once(rng):
 def test_keyed_reading_of_sums_and_deltas_follows_theory(rng, n):
     fields = {"pairs": n, "d_key": 32, "candidates": 1024, "reads": 4096}
     rows = state_retention(traced(**fields), rng, age_bins=0)
-    assert value(rows, "error") == pytest.approx(theory.linear_error(n, 32), rel=0.06)
-    assert value(rows, "cosine") == pytest.approx(theory.linear_cosine(n, 32), rel=0.03)
-    assert value(rows, "top1") == pytest.approx(theory.top1(1.0, (n - 1) / 32, n - 1, 32, 32, 1024), abs=0.05)
+    assert value(rows, "error") == pytest.approx(linear_attention.error(n, 32), rel=0.06)
+    assert value(rows, "cosine") == pytest.approx(linear_attention.cosine(n, 32), rel=0.03)
+    assert value(rows, "top1") == pytest.approx(linear_attention.top1(n, 32, 32, 1024), abs=0.05)
     rows = state_retention(traced(DeltaRule, **fields), rng)
-    assert value(rows, "error") == pytest.approx(theory.delta_mean_error(n, 32), rel=0.04)
+    assert value(rows, "error") == pytest.approx(delta_rule.error(np.arange(n), n, 32).mean(), rel=0.04)
     by_age = {row["age"]: row["value"] for row in rows if row["metric"] == "error_by_age"}
     assert max(by_age) > 0.8 * n
     for age, error in by_age.items():
-        assert error == pytest.approx(theory.delta_error(round(age), n, 32), abs=0.25)
+        assert error == pytest.approx(delta_rule.error(round(age), n, 32), abs=0.25)
 
 
 def test_places_are_prefixes(rng):
@@ -142,7 +142,7 @@ def test_passes_near_least_squares(rng):
         value(state_retention(traced(DeltaRule, pairs=32, d_key=32, passes=p), rng, age_bins=0), "error")
         for p in (1, 4, 16)
     ]
-    assert errors[0] == pytest.approx(theory.delta_mean_error(32, 32), rel=0.06)
+    assert errors[0] == pytest.approx(delta_rule.error(np.arange(32), 32, 32).mean(), rel=0.06)
     assert errors[0] > errors[1] > errors[2]
     assert errors[2] < 0.2
 
@@ -264,14 +264,14 @@ def test_oracle_shares_follow_theory(rng):
     }
     for tokens, share in by_tokens.items():
         if tokens > 32:
-            assert share == pytest.approx(theory.linear_share(tokens, 32), rel=0.1)
+            assert share == pytest.approx(linear_attention.share(tokens, 32), rel=0.1)
     rows = effective_attention(traced(Softmax, pairs=512, d_key=32, reads=512 * 16), rng, token_bins=12)
     means = {
         r["tokens"]: r["value"] for r in rows if r["metric"] == "target_share_by_tokens" and r["statistic"] == "mean"
     }
     for tokens, share in means.items():
         if tokens > 32:
-            assert share == pytest.approx(theory.softmax_mass(tokens, 32, 32**0.5), rel=0.06)
+            assert share == pytest.approx(softmax.mass(tokens, 32, 32**0.5), rel=0.06)
 
 
 def test_raw_scores_through_the_mechanisms():
@@ -279,7 +279,7 @@ def test_raw_scores_through_the_mechanisms():
     k = torch.ones(1, 1, 9, 1)
     k[:, :, 3] = 100
     q = torch.ones(1, 1, 9, 1)
-    for make, law in ((Linear, theory.raw_share_linear), (Softmax, theory.raw_share_softmax)):
+    for make, law in ((Linear, linear_attention.raw_share), (Softmax, softmax.raw_share)):
         a = make(d_model=1, short_conv=0).effective_attention(q, k, {})[0, 0, -1]
         assert float(a[3] / a.sum()) == pytest.approx(float(law(9, 100.0, 1.0)), rel=1e-5)
 
@@ -327,8 +327,8 @@ def test_rank_and_residual(rng, name):
         "mesa",
         "log_linear",
     ):
-        assert rank == theory.access_rank(n, d)
-        assert residual == pytest.approx(theory.one_hot_residual(n, d), abs=1e-8)
+        assert rank == access.rank(n, d)
+        assert residual == pytest.approx(access.one_hot_residual(n, d), abs=1e-8)
         assert value(rows, "independence") < 0.5
     elif name in ("softmax", "forgetting", "top_k"):
         assert rank == n

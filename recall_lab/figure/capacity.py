@@ -1,71 +1,80 @@
-"""Capacity: what memories of random keys and values give back as they fill, on the lines that theory draws."""
+"""Capacity: top-1 and error of read-outs of random pairs as their number grows, measured and predicted."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from recall_lab import theory
-from recall_lab.figure import style
+from recall_lab.figure import base, laws, style
 from recall_lab.results import average
 
-SUMS = ("linear", "gated_linear", "gla", "mamba2", "log_linear")
-DELTAS = ("delta_rule", "gated_delta", "kda", "rwkv7")
-BUDGETS = ("window", "sink_window", "heavy_hitter", "merging")
-
-ASSUMED = {"keys": "random", "centered": False, "passes": 1, "overwrites": 0}
-ASSUMED |= {"gates.write": 1, "gates.a": 1, "gates.level": 1, "gates.skip": 0}
-"""Settings of the oracle at which the laws hold; decay and β are theirs to vary."""
+LABELS = {"top1": "top-1 of the read-out", "error": "squared error / ‖v‖²"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Top-1 and error of keyed read-outs by the oracle over n/d_key, a column of panels a width; lines: theory."""
-    rows = style.readings(table)
+    """("capacity", figure) where the oracle's keys were read: top-1 and error over pairs/d_key, one column per d_key.
+
+    Points: mean over seeds; bars: interval; thick lines: the closed form, where one holds (see `laws`). Points without
+    a law are joined. Series that coincide everywhere share one line.
+    """
+    rows = laws.readings(table)
     if rows.empty:
         return
-    widths = sorted(rows["oracle.d_key"].unique())
+    widths = sorted(rows["oracle.d_key"].unique().tolist())
+    shown = base.alike(rows, ["metric", "oracle.d_key", "pairs"])
+    looks = style.looks(shown)
+    points = average(rows, ["series", "metric", "oracle.d_key", "pairs"])
+    among = " or ".join(f"{value:.0f}" for value in sorted(rows["oracle.candidates"].unique().tolist()))
+    title = f"points: {base.replicates(points, 'bars')}\n{among} candidates\nthick lines: theory"
+    parts = style.blocks(shown)
+    height = max(6.4, *(style.legend_height([shown[name] for name in part], title) for part in parts))
     with style.style():
-        shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
-        made, axes = style.figure(
-            3.1 * len(widths) + 1.6, style.beside(6.4, shown), nrows=2, ncols=len(widths), squeeze=False, sharex=True
+        made, axes = style.grid(
+            2 * len(parts), len(widths), 3.1 * len(widths) + 2.6, height * len(parts), sharex=True, sharey="row"
         )
-        for column, width in enumerate(widths):
-            part = rows[rows["oracle.d_key"] == width]
-            for row, metric in enumerate(("top1", "error")):
-                ax = axes[row][column]
-                points = average(part[part["metric"] == metric], ["series", "pairs"])
-                for name in shown:
-                    line = points[points["series"] == name].sort_values("pairs")
-                    if line.empty:
-                        continue
-                    colour, marker = style.look(name)
-                    law = _law(part[part["series"] == name].iloc[0], metric)
-                    x = line["pairs"] / width
-                    # Points on a law are not joined: the line through them is the prediction.
-                    joined = {"linestyle": "none" if law else "-", "linewidth": 0.7}
-                    ax.plot(x, line["mean"], color=colour, marker=marker, markersize=4.5, clip_on=False, **joined)
-                    ax.vlines(x, line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
-                    if law:
-                        n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))
-                        ax.plot(n / width, law(n), color=colour, linewidth=1.6, alpha=0.75, zorder=1.5)
-                _axes(ax, points["pairs"] / width, metric)
-            axes[0][column].set_title(f"d_key = {width:.0f}")
-            axes[1][column].set_xlabel("pairs / d_key")
-        axes[0][0].set_ylabel("top-1 of the read-out")
-        axes[1][0].set_ylabel("squared error, over ‖v‖²")
-        candidates = sorted(rows["oracle.candidates"].unique())
-        among = " or ".join(f"{value:.0f}" for value in candidates)
-        runs = style.seeds(rows.groupby(["series", "pairs", "oracle.d_key"])["run"].nunique())
-        title = f"points: measured, {runs},\namong {among} values;\nthick lines: theory"
-        style.legend(made, shown, title)
+        for block, part in enumerate(parts):
+            for row, metric in zip(axes[2 * block : 2 * block + 2], LABELS, strict=True):
+                for ax, width in zip(row, widths, strict=True):
+                    here = (points["metric"] == metric) & (points["oracle.d_key"] == width)
+                    for name in part:
+                        line = points[here & (points["series"] == name)].sort_values("pairs")
+                        run = rows[(rows["series"] == name) & (rows["oracle.d_key"] == width)]
+                        if not line.empty:
+                            _series(ax, line, laws.law(run.iloc[0]), metric, looks[name], width)
+                    _axes(ax, points.loc[here, "pairs"] / width, metric)
+                row[0].set_ylabel(LABELS[metric])
+            labels = {name: shown[name] for name in part}
+            style.legend(axes[2 * block, -1], labels, looks, title)
+        for ax, width in zip(axes[0], widths, strict=True):
+            ax.set_title(f"d_key = {width:.0f}")
+        for ax in axes[-1]:
+            ax.set_xlabel("pairs / d_key")
     yield "capacity", made
 
 
-def _axes(ax, load: pd.Series, metric: str) -> None:
+def _series(ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, look: style.Look, width: float) -> None:
+    """Points with bars, and the law through them; points without a law are joined by a thin line."""
+    x = line["pairs"] / width
+    n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))
+    found = [law.mean(metric, count) for count in n.tolist()] if law else []
+    predicted = [value for value in found if value is not None]
+    ax.plot(
+        x, line["mean"], color=look.colour, marker=look.marker, markersize=4.5, clip_on=False,
+        linestyle="none" if predicted else "-", linewidth=0.7,
+    )  # fmt: skip
+    ax.vlines(x, line["low"], line["high"], color=look.colour, linewidth=1, alpha=0.6)
+    if predicted:
+        ax.plot(n / width, predicted, color=look.colour, linewidth=1.6, alpha=0.75, zorder=1.5)
+
+
+def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
+    """log₂ load, ticked at powers of two; top-1 from 0 to 1, the error linear below .1 and logarithmic above."""
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sorted(2.0 ** np.unique(np.round(np.log2(load))))))
+    if len(load):
+        ax.xaxis.set_major_locator(FixedLocator(sorted(2.0 ** np.unique(np.round(np.log2(load))))))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"))
     if metric == "top1":
@@ -77,44 +86,3 @@ def _axes(ax, load: pd.Series, metric: str) -> None:
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.axvline(1, color="0.85", linewidth=1, zorder=0)
-
-
-def _law(run: pd.Series, metric: str):
-    """The closed form n → metric for a run's mechanism and gates, averaged over ages; None where there is none."""
-    mixer, d, values = run["mixer"], int(run["oracle.d_key"]), int(run["oracle.candidates"])
-    d_value = int(_or(run, "oracle.d_value", d))
-    if any(_or(run, f"oracle.{name}", value) != value for name, value in ASSUMED.items()):
-        return None
-    decay = float(np.exp(_or(run, "oracle.gates.log_decay", 0.0)))
-    if mixer in SUMS and decay == 1:
-        return {
-            "top1": lambda n: theory.top1(1.0, (n - 1) / d, n - 1, d, d_value, values),
-            "error": lambda n: theory.linear_error(n, d),
-        }[metric]
-    if mixer in SUMS:
-        return {
-            "top1": lambda n: _mean(lambda m, n: theory.decay_top1(m, n, d, d_value, values, decay), n),
-            "error": lambda n: _mean(lambda m, n: theory.decay_error(m, n, d, decay), n),
-        }[metric]
-    if mixer in DELTAS and decay == 1:
-        beta = float(_or(run, "oracle.gates.beta", 1.0))
-        return {
-            "top1": lambda n: _mean(lambda m, n: theory.delta_top1(m, n, d, d_value, values, beta), n),
-            "error": lambda n: _mean(lambda m, n: theory.delta_error(m, n, d, beta), n),
-        }[metric]
-    if mixer == "mesa" and decay == 1 and metric == "error":
-        return lambda n: theory.least_squares_error(n, d)
-    if mixer in BUDGETS and metric == "top1" and "mixer.budget" in run and not pd.isna(run["mixer.budget"]):
-        return lambda n: theory.static_recall(run["mixer.budget"], n)
-    return None
-
-
-def _mean(law, counts: np.ndarray) -> np.ndarray:
-    """The law averaged over at most 32 ages, evenly spread, of each n."""
-    ages = [((np.arange(min(n, 32)) + 0.5) * n / min(n, 32)).astype(int) for n in counts.tolist()]
-    return np.array([np.mean(law(age, n)) for age, n in zip(ages, counts.tolist(), strict=True)])
-
-
-def _or(run: pd.Series, name: str, default):
-    """The run's setting, or the default where it has none."""
-    return default if name not in run or pd.isna(run[name]) else run[name]

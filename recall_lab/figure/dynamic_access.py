@@ -4,67 +4,66 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab import theory
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import average
+from recall_lab.theory import access
 
-LABELS = {
-    "rank": "rank of the query → weights map",
-    "one_hot_residual": "one-hot residual, mean over tokens",
-}
+LABELS = {"rank": "rank of the query → weights map", "one_hot_residual": "one-hot residual, mean over tokens"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Rank and one-hot residual over the tokens in the history, a row of panels a key width; grey: what a
-    read-out linear in the query is bound to, min(n, d_key) and 1 − d_key/n."""
+    """("dynamic_access", figure) where that probe was run: rank and one-hot residual over the number of tokens in the
+    history, one row of panels per key width. Grey: the bounds min(n, d_key) and 1 − d_key/n of any read-out that is
+    linear in the query."""
     if "tokens" not in table:
         return
-    rows = table[table["metric"].isin(LABELS) & table["tokens"].notna()]
+    rows = base.by_width(table[table["metric"].isin(LABELS) & table["tokens"].notna()], "oracle.pairs")
     if rows.empty:
         return
-    widths = sorted(rows["d_key"].dropna().unique())
+    widths = sorted(rows["d_key"].dropna().unique().tolist())
+    shown = base.alike(rows, ["metric", "d_key", "tokens"])
+    looks = style.looks(shown)
+    points = average(rows, ["series", "metric", "d_key", "tokens"])
+    parts = style.blocks(shown)
+    note = f"points: {base.replicates(points)}\ngrey: bound for a read-out\nlinear in the query"
+    height = max(3.3 * len(widths), *(style.legend_height([shown[name] for name in one], note) for one in parts))
     with style.style():
-        shown = style.alike(rows, ["metric", "d_key", "tokens"])
-        made, axes = style.figure(
-            9.0, style.beside(3.3 * len(widths) + 0.5, shown), nrows=len(widths), ncols=2, squeeze=False, sharex=True
-        )
-        size = style.nested(list(shown))
-        for width, pair in zip(widths, axes, strict=True):
-            part = rows[rows["d_key"] == width]
-            tokens = np.geomspace(part["tokens"].min(), part["tokens"].max(), 200)
-            bounds = {
-                "rank": (theory.access_rank(tokens, width), f"min(n, {width:.0f})"),
-                "one_hot_residual": (theory.one_hot_residual(tokens, width), f"1 − {width:.0f}/n"),
-            }
-            for ax, metric in zip(pair, LABELS, strict=True):
-                points = average(part[part["metric"] == metric], ["series", "tokens"])
-                bound, text = bounds[metric]
-                ax.plot(tokens, bound, color="0.55", linewidth=4, alpha=0.45, zorder=1)
-                ax.text(
-                    0.02, 0.97, f"grey: linear in q, {text}", transform=ax.transAxes, va="top", fontsize="small",
-                    color="0.35",
-                )  # fmt: skip
-                for name in shown:
-                    line = points[points["series"] == name].sort_values("tokens")
-                    colour, marker = style.look(name)
-                    ax.plot(
-                        line["tokens"],
-                        line["mean"],
-                        color=colour,
-                        marker=marker,
-                        markersize=size[name],
-                        markerfacecolor="none",
-                        linewidth=1,
-                        alpha=0.85,
-                    )
-                style.length_axis(ax, points["tokens"])
-                ax.set_xlabel("tokens in the history, n" if width == widths[-1] else "")
-                ax.set_ylabel(LABELS[metric])
-                ax.set_title(f"d_key = {width:.0f}")
-            pair[0].set_yscale("log", base=2)
-            pair[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            pair[1].set_ylim(-0.03, 1.13)
-        style.legend(made, shown)
+        made, axes = style.grid(len(widths) * len(parts), 2, 10.5, height * len(parts) + 0.5, sharex=True, sharey="col")
+        for block, names in enumerate(parts):
+            size = style.nested(names)
+            for row, width in zip(axes[block * len(widths) :], widths, strict=False):
+                for ax, metric in zip(row, LABELS, strict=True):
+                    here = points[(points["metric"] == metric) & (points["d_key"] == width)]
+                    _bound(ax, metric, here["tokens"], width)
+                    for name in names:
+                        line = here[here["series"] == name].sort_values("tokens")
+                        ax.plot(
+                            line["tokens"], line["mean"], color=looks[name].colour, marker=looks[name].marker,
+                            markersize=size[name], markerfacecolor="none", linewidth=1, alpha=0.85,
+                        )  # fmt: skip
+                    style.length_axis(ax, points["tokens"])
+                    ax.set_xlabel("")
+                    ax.set_ylabel(LABELS[metric])
+                    ax.set_title(f"d_key = {width:.0f}")
+            style.legend(axes[block * len(widths), 1], {name: shown[name] for name in names}, looks, note)
+        for left, right in axes:
+            left.set_yscale("log", base=2)
+            left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            right.set_ylim(-0.03, 1.13)
+        for ax in axes[-1]:
+            ax.set_xlabel("tokens in the history, n")
     yield "dynamic_access", made
+
+
+def _bound(ax: Axes, metric: str, tokens: pd.Series, width: float) -> None:
+    """The bound of a read-out linear in the query, with its formula."""
+    n = np.geomspace(tokens.min(), tokens.max(), 200)
+    bound, text = {
+        "rank": (access.rank(n, width), f"min(n, {width:.0f})"),
+        "one_hot_residual": (access.one_hot_residual(n, width), f"1 − {width:.0f}/n"),
+    }[metric]
+    ax.plot(n, bound, color="0.55", linewidth=4, alpha=0.45, zorder=1)
+    ax.text(0.02, 0.97, f"grey: {text}", transform=ax.transAxes, va="top", fontsize="small", color="0.35")

@@ -1,46 +1,57 @@
-"""Error against top-1: the memory with the smaller error need not be the one that answers right more often."""
+"""Error against top-1: the mechanism with the smaller error need not recall more pairs."""
 
 from collections.abc import Iterator
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, laws, style
 from recall_lab.results import average
 
 LEAST = 0.01
-"""Errors below this are drawn here."""
+"""Smaller errors are drawn at this value."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """One path a series as pairs are added, error on x and top-1 on y; a panel a key width. Up and left is better."""
-    rows = style.readings(table)
+    """("error_vs_top1", figure) where the oracle's keys were read: one path per series as the number of pairs grows,
+    error on x and top-1 on y, one panel per d_key. Up and to the left is better."""
+    rows = laws.readings(table)
     if rows.empty:
         return
-    widths = sorted(rows["oracle.d_key"].unique())
+    widths = sorted(rows["oracle.d_key"].unique().tolist())
+    shown = base.alike(rows, ["metric", "oracle.d_key", "pairs"])
+    looks = style.looks(shown)
+    at = ["series", "oracle.d_key", "pairs"]
+    top1, error = (average(rows[rows["metric"] == metric], at) for metric in ("top1", "error"))
+    both = top1.merge(error, on=at, suffixes=("_top1", "_error")).sort_values("pairs")
+    title = f"pairs grow along a path\nerrors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
+    parts = style.blocks(shown)
+    height = max(3.9, *(style.legend_height([shown[name] for name in part], title) for part in parts))
     with style.style():
-        shown = style.alike(rows, ["metric", "oracle.d_key", "pairs"])
-        made, axes = style.figure(
-            3.4 * len(widths) + 1.4, style.beside(3.9, shown), ncols=len(widths), squeeze=False, sharey=True
+        made, axes = style.grid(
+            len(parts), len(widths), 3.4 * len(widths) + 2.4, height * len(parts), sharex=True, sharey=True
         )
-        for ax, width in zip(axes[0], widths, strict=True):
-            part = rows[rows["oracle.d_key"] == width]
-            top1, error = (average(part[part["metric"] == metric], ["series", "pairs"]) for metric in ("top1", "error"))
-            both = top1.merge(error, on=["series", "pairs"], suffixes=("_top1", "_error")).sort_values("pairs")
-            twice = 2 * width
-            for name in shown:
-                line = both[both["series"] == name]
-                colour, marker = style.look(name)
-                x = line["mean_error"].clip(lower=LEAST)
-                ax.plot(x, line["mean_top1"], color=colour, linewidth=1, alpha=0.55)
-                at = line["pairs"] == twice
-                ax.scatter(x[~at], line["mean_top1"][~at], s=9, color=colour, marker=marker, linewidths=0.8)
-                ax.scatter(x[at], line["mean_top1"][at], s=70, color=colour, marker=marker, linewidths=1.2, zorder=3)
-            ax.set_xscale("log")
-            style.accuracy_axis(ax)
-            ax.set_xlim(LEAST / 1.3, None)
-            ax.set_xlabel("squared error of the read-out")
-            ax.set_title(f"d_key = {width:.0f}; large: {twice:.0f} pairs")
-        axes[0][0].set_ylabel("top-1 of the read-out")
-        style.legend(made, shown, f"pairs grow along a path;\nerrors below {LEAST:g} stand at the edge")
+        for row, part in zip(axes, parts, strict=True):
+            for ax, width in zip(row, widths, strict=True):
+                for name in part:
+                    line = both[(both["series"] == name) & (both["oracle.d_key"] == width)]
+                    _path(ax, line, looks[name], 2 * width)
+                ax.set_xscale("log")
+                style.accuracy_axis(ax)
+                ax.set_xlim(LEAST / 1.3, None)
+                ax.set_title(f"d_key = {width:.0f}; large: {2 * width:.0f} pairs")
+            row[0].set_ylabel("top-1 of the read-out")
+            style.legend(row[-1], {name: shown[name] for name in part}, looks, title)
+        for ax in axes[-1]:
+            ax.set_xlabel("squared error / ‖v‖²")
     yield "error_vs_top1", made
+
+
+def _path(ax: Axes, line: pd.DataFrame, look: style.Look, marked: float) -> None:
+    """The path, its point at `marked` pairs drawn large."""
+    x, y = line["mean_error"].clip(lower=LEAST), line["mean_top1"]
+    ax.plot(x, y, color=look.colour, linewidth=1, alpha=0.55)
+    large = line["pairs"] == marked
+    ax.scatter(x[~large], y[~large], s=9, color=look.colour, marker=look.marker, linewidths=0.8)
+    ax.scatter(x[large], y[large], s=70, color=look.colour, marker=look.marker, linewidths=1.2, zorder=3)

@@ -1,51 +1,60 @@
-"""Needle in a haystack: accuracy by depth and length, a heatmap a mechanism and haystack."""
+"""Needle in a haystack: accuracy by depth and length, one heat map per series and haystack."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import summarise
+
+ACROSS = 8
+"""Heat maps in a row."""
+DEPTH, LENGTH = "task.depth", "task.length"
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) where needles were tested at several depths: depth × length, small multiples, one colour scale.
+    """("needle", figure) where needles were tested at several depths: depth × length, one column per series, one row
+    per haystack and whatever else varies.
 
-    A number is the mean over runs of the accuracy in per cent; lengths beyond those trained stand right of the line.
+    Cells: mean accuracy over seeds in per cent. All panels show the same cells, blank where a series was not tested.
+    White line: longest length that the series was trained on.
     """
-    if "task.depth" not in table:
+    if not {DEPTH, LENGTH} <= set(table):
         return
-    table = table[table["task"] == "needle"].dropna(subset="task.length")
-    tested = table[table["task.depth"].notna()]
-    points = summarise(tested, ["series", "task.haystack", "task.depth", "task.length"], ("accuracy",))
-    if points.empty or points["task.depth"].nunique() < 2:
+    table = table[(table["task"] == "needle") & table[LENGTH].notna()]
+    tested = table[table[DEPTH].notna() & (table["metric"] == "accuracy") & (table["split"] == "test")]
+    if tested[DEPTH].nunique() < 2:
         return
-    mechanisms = style.ordered(points["series"])
-    haystacks = list(dict.fromkeys(tested["task.haystack"]))
-    trained = table.loc[table["split"] == "validation", "task.length"].max()
+    rows = base.facets(tested, base.free(tested, [DEPTH, LENGTH]))
+    points = summarise(tested, ["series", DEPTH, LENGTH], ("accuracy",))
+    depths, lengths = sorted(tested[DEPTH].unique().tolist()), sorted(tested[LENGTH].unique().tolist())
+    trained = table[table["split"] == "validation"].groupby("series")[LENGTH].max()
+    parts = style.blocks(tested["series"], ACROSS)
+    columns = max(map(len, parts))
+    wide = 0.55 * len(lengths) + 0.5
     with style.style():
-        made, axes = style.figure(
-            1.2 + 2.1 * len(mechanisms), 0.9 + 1.9 * len(haystacks), nrows=len(haystacks), ncols=len(mechanisms),
-            squeeze=False, sharex=True, sharey=True,
-        )  # fmt: skip
-        for row, haystack in zip(axes, haystacks, strict=True):
-            for ax, mechanism in zip(row, mechanisms, strict=True):
-                own = points[(points["series"] == mechanism) & (points["task.haystack"] == haystack)]
-                if own.empty:
-                    ax.set_axis_off()
-                    continue
-                grid = own.pivot(index="task.depth", columns="task.length", values="mean")
-                image = style.heatmap(ax, 100 * grid)
-                ax.axvline((grid.columns <= trained).sum() - 0.5, color="white", linewidth=2)
-            row[0].set_ylabel(f"{haystack}\ndepth, %")
-            row[0].set_yticks(range(len(grid.index)), [f"{100 * depth:.0f}" for depth in grid.index])
-        for ax, mechanism in zip(axes[0], mechanisms, strict=True):
-            ax.set_title(mechanism.replace("/", "\n"), fontsize="medium")
-        for ax in axes[-1]:
-            ax.set_xlabel("length n")
-        made.colorbar(image, ax=axes, label="accuracy, %", shrink=0.6)
+        made, axes = style.grid(
+            len(parts) * len(rows), columns, max(5.0, 1.6 + wide * columns), 1 + len(parts) * len(rows) * 2.0
+        )
+        for ax in axes.flat:
+            ax.set_axis_off()
+        for block, names in enumerate(parts):
+            for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
+                for ax, name in zip(line, names, strict=False):
+                    own = summarise(part[part["series"] == name], ["series", DEPTH, LENGTH], ("accuracy",))
+                    grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
+                    ax.set_axis_on()
+                    style.heatmap(ax, grid.rename(index=lambda depth: 100 * depth))
+                    if name in trained:
+                        ax.axvline(sum(n <= trained[name] for n in lengths), color="white", linewidth=2)
+                line[0].set_ylabel(f"{title}\ndepth (%)".strip())
+            for ax, name in zip(axes[block * len(rows)], names, strict=False):
+                ax.set_title(name.replace("/", "\n").replace(" ", "\n"), fontsize="medium")
+            for ax in axes[(block + 1) * len(rows) - 1][: len(names)]:
+                ax.set_xlabel("length n")
+        style.heatmap_bar(made, axes)
         made.suptitle(
-            f"needle: accuracy by depth and length; {style.seeds(points['runs'])}, trained up to n={trained:.0f}"
+            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length trained on"
         )
     yield "needle", made

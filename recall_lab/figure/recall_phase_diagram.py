@@ -1,61 +1,80 @@
-"""Phase diagram of recall: accuracy over pairs and the width of the state, with theory's capacity."""
+"""Phase diagram of recall: accuracy over the number of pairs and the width of a key, with the predicted capacity."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab import theory
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import summarise
+from recall_lab.theory import linear_attention
+
+ACROSS = 6
+"""Heat maps in a row."""
+WIDTH, PAIRS = "mixer.d_key", "task.pairs"
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) where mqar was tested at several numbers of pairs with several widths of key: a heatmap a
-    mechanism, numbers the mean accuracy over runs in per cent.
+    """("recall_phase_diagram", figure) where mqar was tested at several numbers of pairs with several widths of a key:
+    one heat map per series, the mean accuracy over seeds in per cent.
 
-    Lines, for keys and values of that width drawn at random and V/2 candidates: linear attention's capacity
-    (solid), least squares' (n = d, dashed), where the state is of fixed size. Trained keys can
-    do better than random ones.
+    Red, for a state of fixed size: capacity for random keys and V/2 candidates, of linear attention (solid) and of
+    least squares, n = d_key (dashed). Trained keys can do better than random ones. White: most pairs trained on.
     """
-    if "mixer.d_key" not in table or "task.pairs" not in table:
+    if not {WIDTH, PAIRS, "task.vocab"} <= set(table):
         return
-    table = table[(table["task"] == "mqar") & table["mixer.d_key"].notna()]
-    points = summarise(table, ["mixer", "mixer.d_key", "task.pairs"], ("accuracy",))
-    if points["mixer.d_key"].nunique() < 2 or points["task.pairs"].nunique() < 2:
+    table = base.by_width(table[(table["task"] == "mqar") & table[WIDTH].notna()])
+    tested = table[(table["metric"] == "accuracy") & (table["split"] == "test")]
+    if tested.empty or tested[WIDTH].nunique() < 2 or tested[PAIRS].nunique() < 2:
         return
-    mechanisms = style.ordered(points["mixer"])
-    widths, pairs = (np.array(sorted(points[name].unique()), float) for name in ("mixer.d_key", "task.pairs"))
-    trained = table.loc[table["split"] == "validation", "task.pairs"].max()
-    candidates = table["task.vocab"].max() / 2
-    state = table[table["metric"] == "state_elements"].groupby(["mixer", "mixer.d_key"])["value"]
-    fixed = (state.nunique() == 1).groupby("mixer").all()
-    fine = np.geomspace(widths[0], widths[-1], 200)
+    rows = base.facets(tested, base.free(tested, [WIDTH, PAIRS]))
+    points = summarise(tested, ["series", WIDTH, PAIRS], ("accuracy",))
+    parts = style.blocks(tested["series"], ACROSS)
+    columns = max(map(len, parts))
     with style.style():
-        made, axes = style.figure(1.4 + 2.9 * len(mechanisms), 3.8, ncols=len(mechanisms), squeeze=False, sharey=True)
-        for ax, mechanism in zip(axes[0], mechanisms, strict=True):
-            own = points[points["mixer"] == mechanism]
-            grid = own.pivot(index="task.pairs", columns="mixer.d_key", values="mean").reindex(
-                index=pairs, columns=widths
-            )
-            image = style.heatmap(ax, 100 * grid)
-            for capacity, line in ((theory.linear_capacity(fine, fine, candidates), "-"), (fine, "--")):
-                if not fixed[mechanism]:
-                    continue
-                x, y = (np.interp(np.log(z), np.log(ticks), range(len(ticks)), -9, 99)
-                        for z, ticks in ((fine, widths), (np.maximum(capacity, 1e-9), pairs)))  # fmt: skip
-                inside = (y >= -0.5) & (y <= len(pairs) - 0.5)
-                ax.plot(x[inside], y[inside], color="#ff3b30", linestyle=line, linewidth=1.6)
-            ax.axhline((pairs <= trained).sum() - 0.5, color="white", linewidth=2)
-            ax.set_yticks(range(len(pairs)), [f"{value:.0f}" for value in pairs])
-            ax.set_xlabel("d_key = d_value")
-            ax.set_title(mechanism, fontsize="medium")
-        axes[0, 0].set_ylabel("pairs")
-        made.colorbar(image, ax=axes, label="accuracy, %", shrink=0.8)
+        made, axes = style.grid(
+            len(parts) * len(rows), columns, max(7.5, 1.6 + 2.9 * columns), 0.8 + 3.2 * len(parts) * len(rows)
+        )
+        for ax in axes.flat:
+            ax.set_axis_off()
+        widths, pairs = (np.array(sorted(tested[name].unique().tolist()), float) for name in (WIDTH, PAIRS))
+        for block, names in enumerate(parts):
+            for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
+                for ax, name in zip(line, names, strict=False):
+                    own = summarise(part[part["series"] == name], ["series", PAIRS, WIDTH], ("accuracy",))
+                    grid = own.pivot(index=PAIRS, columns=WIDTH, values="mean").reindex(index=pairs, columns=widths)
+                    ax.set_axis_on()
+                    style.heatmap(ax, grid)
+                    _lines(ax, table[table["series"] == name], widths, pairs)
+                    ax.set_xlabel("d_key")
+                    ax.set_title(name, fontsize="medium")
+                line[0].set_ylabel(f"{title}\npairs".strip())
+        style.heatmap_bar(made, axes)
         made.suptitle(
-            f"mqar: recall over pairs and state; {style.seeds(points['runs'])}, trained up to {trained:.0f} pairs\n"
+            f"mqar: accuracy by pairs and width of a key, {base.replicates(points)}; white: most pairs trained on\n"
             "red: capacity for random keys, of linear attention (solid) and of least squares (dashed)",
             fontsize="medium",
         )
     yield "recall_phase_diagram", made
+
+
+def _lines(ax: Axes, run: pd.DataFrame, widths: np.ndarray, pairs: np.ndarray) -> None:
+    """The most pairs trained on, and the predicted capacities where the state has a fixed size."""
+    trained = run.loc[run["split"] == "validation", PAIRS].max()
+    if not pd.isna(trained):
+        ax.axhline((pairs <= trained).sum(), color="white", linewidth=2)
+    state = run[run["metric"] == "state_elements"].groupby(WIDTH)["value"].nunique()
+    if state.empty or (state > 1).any():
+        return
+    fine = np.geomspace(widths[0], widths[-1], 200)
+    laws = [(fine, "--")]
+    if "mixer.d_value" not in run or (run["mixer.d_value"].fillna(run[WIDTH]) == run[WIDTH]).all():
+        laws.append((np.asarray(linear_attention.capacity(fine, fine, run["task.vocab"].max() / 2)), "-"))
+    for capacity, style_of_line in laws:
+        # Cell i spans i to i + 1, so that its value stands at i + 1/2.
+        x = np.interp(np.log(fine), np.log(widths), np.arange(len(widths)) + 0.5)
+        y = np.interp(np.log(np.maximum(capacity, 1e-9)), np.log(pairs), np.arange(len(pairs)) + 0.5, -9, 99)
+        inside = (y >= 0) & (y <= len(pairs))
+        ax.plot(x[inside], y[inside], color="#ff3b30", linestyle=style_of_line, linewidth=1.6)

@@ -4,70 +4,101 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, laws, style
 from recall_lab.results import average
+
+LABELS = {"top1": "top-1 of the read-out", "cosine": "cosine of read-out and value"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Top-1 and cosine of keyed read-outs by age, at the fullest load; triangles: where a curve first falls to a half.
+    """("retention_TASK_dWIDTH", figure) per task (the oracle counts as one) and key width: top-1 and cosine of keyed
+    read-outs by age, at the largest number of pairs written.
 
-    One figure a task (the oracle counts as one) and key width.
+    Bands: interval, where a point stands on at least `style.FEW` reads. Dashed: the closed form, for runs of the oracle
+    that have one. On the axis, filled triangles: age at which the measured curve first falls to half of its start;
+    hollow ones: predicted lifetime of a pair.
     """
-    if not {"age", "d_key"} <= set(table):  # another probe may know ages too
+    if not {"age", "d_key", "position"} <= set(table):
         return
-    rows = table[table["metric"].isin(["top1_by_age", "cosine_by_age"]) & table["age"].notna()]
-    for (task, width), part in rows.groupby(["task", "d_key"]):
-        part = part[part["place"] == part["place"].max()]
-        layers = sorted(part["layer"].unique())
-        with style.style():
-            shown = style.alike(part, ["metric", "layer", "age"])
-            made, axes = style.figure(
-                11.5, style.beside(3.4 * len(layers) + 0.6, shown), nrows=len(layers), ncols=2, squeeze=False
-            )
-            for layer, pair in zip(layers, axes, strict=True):
-                for ax, metric in zip(pair, ("top1_by_age", "cosine_by_age"), strict=True):
-                    here = part[(part["metric"] == metric) & (part["layer"] == layer)]
-                    points = average(here, ["series", "age"])
-                    for name in shown:
-                        line = points[points["series"] == name].sort_values("age")
-                        colour, marker = style.look(name)
-                        age = line["age"] + 1
-                        ax.plot(
-                            age, line["mean"], color=colour, marker=marker, markersize=3.5, linewidth=1.2, clip_on=False
-                        )
-                        ax.fill_between(age, line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
-                        half = _half(age.to_numpy(), line["mean"].to_numpy())
-                        if half is not None:
-                            ax.plot(
-                                [half, half],
-                                [0, line["mean"].iloc[0] / 2],
-                                color=colour,
-                                linewidth=0.8,
-                                linestyle=":",
-                                zorder=1,
-                            )
-                            ax.plot(half, 0, marker="v", color=colour, markersize=5, clip_on=False)
+    metrics = [f"{metric}_by_age" for metric in LABELS]
+    rows = table[table["metric"].isin(metrics) & table["age"].notna()]
+    for (task, width), part in base.by_width(rows, "oracle.pairs").groupby(["task", "d_key"]):
+        part = part[part["position"] == part["position"].max()]
+        yield f"retention_{task}_d{width:.0f}", _figure(part, f"{task}: retention by age, d_key = {width:.0f}")
+
+
+def _figure(part: pd.DataFrame, title: str) -> Figure:
+    layers = sorted(part["layer"].unique().tolist())
+    shown = base.alike(part, ["metric", "layer", "age"])
+    looks = style.looks(shown)
+    points = average(part, ["series", "metric", "layer", "age"])
+    reads = part.groupby(["series", "metric", "layer", "age"])["count"].sum().rename("reads").reset_index()
+    points = points.merge(reads, on=["series", "metric", "layer", "age"])
+    points["band"] = points["reads"] >= style.FEW
+    note = f"{base.replicates(points[points['band']], 'band') if points['band'].any() else 'no band: few reads'}\n"
+    note += "dashed: theory\ntriangles: half-life,\nhollow: predicted lifetime"
+    parts = style.blocks(shown)
+    height = max(3.4 * len(layers), *(style.legend_height([shown[name] for name in one], note) for one in parts))
+    with style.style():
+        made, axes = style.grid(len(layers) * len(parts), 2, 11.5, height * len(parts) + 0.6, sharex=True, sharey=True)
+        for block, names in enumerate(parts):
+            for row, layer in zip(axes[block * len(layers) :], layers, strict=False):
+                for ax, metric in zip(row, LABELS, strict=True):
+                    here = points[(points["metric"] == f"{metric}_by_age") & (points["layer"] == layer)]
+                    for name in names:
+                        line = here[here["series"] == name].sort_values("age")
+                        if not line.empty:
+                            _curve(ax, line, looks[name])
+                            _law(ax, part[part["series"] == name].iloc[0], metric, line["age"], looks[name])
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
-                    ax.set_xlabel("tokens since the pair, its own counted")
-                    label = {"top1_by_age": "top-1 of the read-out", "cosine_by_age": "cosine of read-out and value"}[
-                        metric
-                    ]
-                    ax.set_ylabel(label + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
-            pairs = part["pairs"].max()
-            made.suptitle(f"{task}: retention by age, {pairs:.0f} pairs, d_key = {width:.0f}")
-            style.legend(made, shown, "triangles: half-life")
-        yield f"retention_{task}_d{width:.0f}", made
+                    ax.set_ylabel(LABELS[metric] + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
+            style.legend(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
+        for ax in axes[-1]:
+            ax.set_xlabel("age + 1 (tokens since the pair, its own included)")
+        made.suptitle(f"{title}, {part['pairs'].max():.0f} pairs")
+    return made
+
+
+def _curve(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
+    """The curve of a series, its band, and the triangle at its half-life."""
+    age = line["age"] + 1
+    ax.plot(age, line["mean"], color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.2, clip_on=False)
+    low, high = line["low"].where(line["band"]), line["high"].where(line["band"])
+    ax.fill_between(age, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    half = _half(age.to_numpy(), line["mean"].to_numpy())
+    if half is not None:
+        level = line["mean"].iloc[0] / 2
+        ax.plot([half, half], [0, level], color=look.colour, linewidth=0.8, linestyle=":", zorder=1)
+        ax.plot(half, 0, marker="v", color=look.colour, markersize=5, clip_on=False)
+
+
+def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look) -> None:
+    """The closed form of a run of the oracle over the ages measured, and the triangle at the predicted lifetime."""
+    law = laws.law(run) if "oracle.d_key" in run and not pd.isna(run["oracle.d_key"]) else None
+    if law is None:
+        return
+    ages = np.unique(np.geomspace(age.min() + 1, age.max() + 1, 40).astype(int)) - 1
+    predicted = law.by_age(metric, ages, int(run["pairs"]))
+    if predicted is not None:
+        ax.plot(ages + 1, predicted, color=look.colour, linewidth=1, linestyle="--", alpha=0.8, zorder=1.5)
+    lifetime = law.lifetime()
+    if metric == "top1" and lifetime is not None and lifetime <= age.max():
+        ax.plot(lifetime + 1, 0, marker="v", color=look.colour, markersize=6, markerfacecolor="none", clip_on=False)
 
 
 def _half(age: np.ndarray, value: np.ndarray) -> float | None:
-    """Age at which the curve first falls to half of where it starts, between points in the logarithm; None if never."""
+    """Age at which the curve first falls to half of its first value, linear in log age.
+
+    None if it never does, or starts below 1/2.
+    """
     level = value[0] / 2
     below = np.flatnonzero(value < level)
-    if not below.size or below[0] == 0:
+    if not below.size or value[0] < 0.5:
         return None
     i = below[0]
     part = (value[i - 1] - level) / (value[i - 1] - value[i])

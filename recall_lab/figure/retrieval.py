@@ -1,4 +1,4 @@
-"""Retrieval versus length: how accuracy holds as the sequence grows, one figure a task."""
+"""Retrieval: accuracy over the sequence length, and over every other parameter of the task that was varied."""
 
 from collections.abc import Iterator
 
@@ -6,57 +6,136 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import SCORES, summarise
+
+LENGTH = "task.length"
+PANELS = 12
+"""Panels of one figure; where combinations of parameters are more, accuracy is averaged over some and the title says
+so."""
+ACROSS = 4
+"""Panels in a row."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) for each task of the table: accuracy per scored token over n, a line a series.
+    """("retrieval_TASK", figure) per task: accuracy per scored token (R² for continuous answers) over the length n; and
+    ("retrieval_TASK_by_PARAMETER", figure) for every number that varies at one length: pairs, depth, data …
 
-    A setting of the task that is a word and takes several values (`group`, `haystack`) gets a panel for each.
-    Band: interval over runs. The legend gives the state carried at the longest length, in elements.
+    One line per series, with the interval over seeds as a band; one panel per combination of the other parameters that
+    vary. The legend gives the size of the state at the longest sequence.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
-        part = table[(table["task"] == task) & table["task.length"].notna()]
-        words = [c for c in part if c.startswith("task.") and pd.api.types.is_string_dtype(part[c].dropna())]
-        words = [c for c in words if part[c].nunique() > 1]
-        panels = list(part.groupby(words, sort=False)) if words else [((), part)]
-        with style.style():
-            made, axes = style.figure(2.4 + 4.8 * len(panels), 4.4, ncols=len(panels), squeeze=False, sharey=True)
-            for (values, panel), ax in zip(panels, axes[0], strict=True):
-                _panel(ax, panel)
-                ax.set_title(", ".join([task, *values]) + ": retrieval versus length", pad=18)
-            for ax in axes[0, 1:]:
-                ax.set_ylabel("")
-            entries = {
-                label: handle for ax in axes[0] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-            }
-            runs = summarise(part, ["series", *words, "task.length"])["runs"]
-            columns = max(1, int(made.get_figwidth() / (0.6 + 0.07 * max(map(len, entries)))))
-            made.set_figheight(made.get_figheight() + 0.18 * (len(entries) // columns))
-            made.legend(
-                entries.values(), entries.keys(), title=f"state in numbers; {style.seeds(runs, 'band')}",
-                loc="outside lower center", ncols=columns, frameon=False, fontsize="small", title_fontsize="small",
-            )  # fmt: skip
-        yield f"retrieval_{task}", made
+        part = table[table["task"] == task]
+        test = scored[scored["task"] == task]
+        numbers = [name for name in test if name.startswith("task.") and _is_number(test[name])]
+        has_length = LENGTH in numbers
+        if has_length:
+            part, test = part[part[LENGTH].notna()], test[test[LENGTH].notna()]
+            varied = [name for name in base.free(test, [LENGTH]) if name in numbers]
+        else:
+            varied = [name for name in numbers if test[name].nunique() > 1]
+        if has_length and (test[LENGTH].nunique() > 1 or not varied):
+            yield f"retrieval_{task}", _over_length(str(task), part, test, varied)
+        for name in varied:
+            if (made := _over(str(task), part, test, name)) is not None:
+                yield f"retrieval_{task}_by_{name.removeprefix('task.')}", made
 
 
-def _panel(ax: Axes, part: pd.DataFrame) -> None:
-    test = part[part["split"] == "test"]
-    points = summarise(part, ["series", "task.length"])
-    state = test[test["metric"] == "state_elements"]
-    for name in style.ordered(points["series"]):
-        line = points[points["series"] == name].sort_values("task.length")
-        colour, marker = style.look(name)
+def _is_number(column: pd.Series) -> bool:
+    column = column.dropna()
+    return bool(len(column)) and pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+
+
+def _over_length(task: str, part: pd.DataFrame, test: pd.DataFrame, varied: list[str]) -> Figure:
+    """Over n: a panel per value of what varies at one length, or, where that leaves single points, its average."""
+    names = base.free(test, [LENGTH])
+    panels = base.facets(part, names)
+    if len(panels) > PANELS or any(_tested(rows)[LENGTH].nunique() < 2 for rows in panels.values()):
+        names = [name for name in names if name not in varied]
+        panels = base.facets(part, names)
+    averaged = [name.removeprefix("task.") for name in varied if name not in names]
+    return _figure(task, LENGTH, panels, averaged)
+
+
+def _over(task: str, part: pd.DataFrame, test: pd.DataFrame, axis: str) -> Figure | None:
+    """Over another parameter: a panel per combination of all others that vary, if it has at least two points."""
+    names = [n for n in test if n.startswith("task.") and n != axis and test[n].nunique() > 1]
+    averaged = []
+    while True:
+        panels = base.facets(part, names)
+        panels = {title: rows for title, rows in panels.items() if _tested(rows)[axis].nunique() > 1}
+        if len(panels) <= PANELS:
+            break
+        most = max(names, key=lambda name: test[name].nunique())
+        names.remove(most)
+        averaged.append(most.removeprefix("task."))
+    return _figure(task, axis, panels, averaged) if panels else None
+
+
+def _tested(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows["metric"].isin(SCORES) & (rows["split"] == "test")]
+
+
+def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: list[str]) -> Figure:
+    everything = pd.concat(panels.values())
+    points = summarise(everything, ["series", axis])
+    looks = style.looks(points["series"])
+    labels = _labels(everything, list(looks))
+    label = axis.removeprefix("task.")
+    note = f"{base.replicates(points, 'band')}\nin brackets: state size (elements)"
+    parts = style.blocks(looks)
+    columns = min(len(panels), ACROSS)
+    lines = -(-len(panels) // columns)
+    height = max(3.6 * lines, *(style.legend_height(part, note) for part in parts))
+    continuous = (everything["metric"] == "r2").any()
+    with style.style():
+        made, axes = style.grid(
+            lines * len(parts), columns, 4.3 * columns + 3.0, height * len(parts) + 0.4, sharey=True
+        )
+        for ax in axes.flat:
+            ax.set_axis_off()
+        for block, names in enumerate(parts):
+            rows = axes[block * lines : (block + 1) * lines]
+            for ax, (title, part) in zip(rows.flat, panels.items(), strict=False):
+                ax.set_axis_on()
+                _panel(ax, part, axis, {name: looks[name] for name in names})
+                ax.set_title(title, fontsize="medium", pad=18)
+                ax.tick_params(labelleft=True)
+            for ax in rows[:, 0]:
+                ax.set_ylabel("R²" if continuous else "accuracy per scored token")
+            style.legend(rows[0, -1], {name: labels[name] for name in names}, looks, note)
+        mean = f", mean over {' and '.join(averaged)}" if averaged else ""
+        made.suptitle(f"{task}: {'R²' if continuous else 'accuracy'} over {label}{mean}")
+    return made
+
+
+def _labels(part: pd.DataFrame, names: list[str]) -> dict[str, str]:
+    """Every series with the size of its state at the longest sequence, and with that length where it matters."""
+    state = part[(part["metric"] == "state_elements") & (part["split"] == "test")]
+    labels = {}
+    for name in names:
         own = state[state["series"] == name]
-        longest = own.loc[own["task.length"].idxmax()]
-        label = f"{name}  ({longest['value']:,.0f} carried at n={longest['task.length']:.0f})"
-        x = line["task.length"]
-        ax.plot(x, line["mean"], color=colour, marker=marker, markersize=5, label=label, clip_on=False)
-        ax.fill_between(x, line["low"], line["high"], color=colour, alpha=0.18, linewidth=0)
-    trained = part.loc[part["split"] == "validation", "task.length"]
-    style.length_axis(ax, points["task.length"], trained)
-    continuous = (test["metric"] == "r2").any()
-    style.accuracy_axis(ax, 0 if continuous else test.loc[test["metric"] == "chance", "value"].max())
-    ax.set_ylabel("R² of the answer" if continuous else "accuracy per scored token")
+        if own.empty:
+            labels[name] = name
+        elif LENGTH in own and own["value"].nunique() > 1:
+            longest = own.loc[own[LENGTH].idxmax()]
+            labels[name] = f"{name} ({longest['value']:,.0f} at n = {longest[LENGTH]:.0f})"
+        else:
+            labels[name] = f"{name} ({own['value'].iloc[0]:,.0f})"
+    return labels
+
+
+def _panel(ax: Axes, part: pd.DataFrame, axis: str, looks: dict[str, style.Look]) -> None:
+    """Accuracy over the axis for the shown series; shaded: the values trained on; dotted: chance."""
+    points = summarise(part, ["series", axis])
+    style.lines(ax, points, axis, looks)
+    trained = part.loc[part["split"] == "validation", axis].dropna()
+    if axis == LENGTH:
+        style.length_axis(ax, points[axis], trained)
+    else:
+        style.number_axis(ax, points[axis], axis.removeprefix("task.").replace("_", " "), trained)
+    chance = part.loc[(part["metric"] == "chance") & (part["split"] == "test"), "value"].max()
+    if (part["metric"] == "r2").any():
+        chance = 0.0
+    style.accuracy_axis(ax, None if pd.isna(chance) else float(chance))

@@ -1,51 +1,49 @@
-"""Selectability: which share of random subsets of the past some query can single out."""
+"""Selectability: the share of random subsets of the past tokens that some query can single out."""
 
 from collections.abc import Iterator
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import average
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Share of subsets selected over their size, a panel a key width, of the most tokens there are."""
+    """("selectability", figure) where subsets were tried: share selected over the size of the subset, at the largest
+    number of tokens, one panel per key width. Bars: interval."""
     if "subset" not in table:
         return
     rows = table[(table["metric"] == "selectable") & table["subset"].notna()]
+    rows = base.by_width(rows, "oracle.pairs")
     if rows.empty:
         return
     rows = rows[rows["tokens"] == rows.groupby("d_key")["tokens"].transform("max")]
-    widths = sorted(rows["d_key"].dropna().unique())
+    widths = sorted(rows["d_key"].dropna().unique().tolist())
+    shown = base.alike(rows, ["d_key", "subset"])
+    looks = style.looks(shown)
+    points = average(rows, ["series", "d_key", "subset"])
+    note = base.replicates(points, "bars")
+    parts = style.blocks(shown)
+    height = max(3.5, *(style.legend_height([shown[name] for name in part], note) for part in parts))
     with style.style():
-        shown = style.alike(rows, ["d_key", "subset"])
-        made, axes = style.figure(
-            3.2 * len(widths) + 1.5, style.beside(3.5, shown), ncols=len(widths), squeeze=False, sharey=True
-        )
-        size = style.nested(list(shown))
-        for ax, width in zip(axes[0], widths, strict=True):
-            points = average(rows[rows["d_key"] == width], ["series", "subset"])
-            for name in shown:
-                line = points[points["series"] == name].sort_values("subset")
-                colour, marker = style.look(name)
-                x = line["subset"]
-                ax.plot(
-                    x,
-                    line["mean"],
-                    color=colour,
-                    marker=marker,
-                    markersize=size[name],
-                    markerfacecolor="none",
-                    linewidth=1.2,
-                    clip_on=False,
-                )
-                ax.vlines(x, line["low"], line["high"], color=colour, linewidth=1, alpha=0.5)
-            style.length_axis(ax, points["subset"])
-            style.accuracy_axis(ax)
-            ax.set_xlabel("size of the subset")
-            tokens = rows.loc[rows["d_key"] == width, "tokens"].max()
-            ax.set_title(f"d_key = {width:.0f}, {tokens:.0f} tokens")
-        axes[0][0].set_ylabel("share of subsets a query selects")
-        style.legend(made, shown)
+        made, axes = style.grid(len(parts), len(widths), 3.2 * len(widths) + 2.3, height * len(parts), sharey=True)
+        for row, part in zip(axes, parts, strict=True):
+            size = style.nested(part)
+            for ax, width in zip(row, widths, strict=True):
+                here = points[points["d_key"] == width]
+                for name in part:
+                    line = here[here["series"] == name].sort_values("subset")
+                    ax.plot(
+                        line["subset"], line["mean"], color=looks[name].colour, marker=looks[name].marker,
+                        markersize=size[name], markerfacecolor="none", linewidth=1.2, clip_on=False,
+                    )  # fmt: skip
+                    ax.vlines(line["subset"], line["low"], line["high"], color=looks[name].colour, alpha=0.5)
+                style.length_axis(ax, points["subset"])
+                style.accuracy_axis(ax)
+                ax.set_xlabel("size of the subset")
+                tokens = rows.loc[rows["d_key"] == width, "tokens"].max()
+                ax.set_title(f"d_key = {width:.0f}, {tokens:.0f} tokens")
+            row[0].set_ylabel("share of subsets selected by a query")
+            style.legend(row[-1], {name: shown[name] for name in part}, looks, note)
     yield "selectability", made

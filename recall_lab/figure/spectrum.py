@@ -1,57 +1,63 @@
-"""The spectrum of a matrix memory: over how many directions it spreads what it holds."""
+"""The spectrum of a matrix state: over how many directions it spreads what it holds."""
 
 from collections.abc import Iterator
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import average
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Singular values of S over their sum, and its effective rank as it fills; one figure a task, its widest key."""
-    if "index" not in table:
+    """("spectrum_TASK", figure) per task, at its largest d_key: singular values of S divided by their sum, after the
+    last token; and the effective rank of S over the number of tokens seen. Means over seeds."""
+    if not {"index", "position"} <= set(table):
         return
-    kinds = ["singular_value", "effective_rank"]
-    rows = table[table["metric"].isin(kinds)]
+    rows = base.by_width(table[table["metric"].isin(["singular_value", "effective_rank"])], "oracle.pairs")
     for task, part in rows.groupby("task"):
         part = part[part["d_key"] == part["d_key"].max()]
-        layers = sorted(part["layer"].unique())
-        with style.style():
-            shown = style.alike(part[part["metric"] == "effective_rank"], ["layer", "place"])
-            made, axes = style.figure(
-                8.6, style.beside(3.3 * len(layers) + 0.6, shown), nrows=len(layers), ncols=2, squeeze=False
-            )
-            for layer, (left, right) in zip(layers, axes, strict=True):
-                here = part[part["layer"] == layer]
-                last = here[(here["metric"] == "singular_value") & (here["place"] == here["place"].max())]
-                values, ranks = (
-                    average(last, ["series", "index"]),
-                    average(here[here["metric"] == "effective_rank"], ["series", "place"]),
-                )
-                for name in shown:
-                    colour, marker = style.look(name)
-                    line = values[values["series"] == name]
-                    left.plot(line["index"], line["mean"].clip(lower=1e-9), color=colour, linewidth=1.3)
-                    line = ranks[ranks["series"] == name].sort_values("place")
+        last = part[(part["metric"] == "singular_value") & (part["position"] == part["position"].max())]
+        ranks = part[part["metric"] == "effective_rank"]
+        if not last.empty and not ranks.empty:
+            yield f"spectrum_{task}", _figure(str(task), last, ranks)
+
+
+def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
+    layers = sorted(ranks["layer"].unique().tolist())
+    shown = base.alike(ranks, ["layer", "position"])
+    looks = style.looks(shown)
+    values, points = average(last, ["series", "layer", "index"]), average(ranks, ["series", "layer", "position"])
+    parts = style.blocks(shown)
+    note = base.replicates(points)
+    height = max(3.3 * len(layers), *(style.legend_height([shown[name] for name in one], note) for one in parts))
+    with style.style():
+        made, axes = style.grid(len(layers) * len(parts), 2, 9.6, height * len(parts) + 0.6, sharex="col", sharey="col")
+        for block, names in enumerate(parts):
+            for (left, right), layer in zip(axes[block * len(layers) :], layers, strict=False):
+                for name in names:
+                    _singular_values(left, values[(values["series"] == name) & (values["layer"] == layer)], looks[name])
+                    line = points[(points["series"] == name) & (points["layer"] == layer)].sort_values("position")
                     right.plot(
-                        line["place"],
-                        line["mean"],
-                        color=colour,
-                        marker=marker,
-                        markersize=5,
-                        markerfacecolor="none",
-                        linewidth=1.2,
-                    )
+                        line["position"], line["mean"], color=looks[name].colour, marker=looks[name].marker,
+                        markersize=5, markerfacecolor="none", linewidth=1.2,
+                    )  # fmt: skip
                 left.set_yscale("log")
-                left.set_ylim(max(1e-6, values["mean"][values["mean"] > 0].min() / 2), None)
-                left.set_xlabel("singular value, largest first")
                 left.set_ylabel("σ / Σσ" + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
-                style.length_axis(right, ranks["place"])
-                right.set_xlabel("tokens seen")
+                style.length_axis(right, points["position"])
                 right.set_ylabel("effective rank of S")
                 right.set_ylim(0, None)
-            made.suptitle(f"{task}: spectrum of the state, {last['place'].max():.0f} tokens")
-            style.legend(made, shown)
-        yield f"spectrum_{task}", made
+            style.legend(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
+        axes[0, 0].set_ylim(max(1e-6, values["mean"][values["mean"] > 0].min() / 2), None)
+        for ax in axes[:, 1]:
+            ax.set_xlabel("")
+        axes[-1, 0].set_xlabel("singular value, largest first")
+        axes[-1, 1].set_xlabel("tokens seen")
+        made.suptitle(f"{task}: spectrum of the state, d_key = {ranks['d_key'].max():.0f}")
+    return made
+
+
+def _singular_values(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
+    line = line.sort_values("index")
+    ax.plot(line["index"], line["mean"].clip(lower=1e-9), color=look.colour, linewidth=1.3)

@@ -1,22 +1,24 @@
-"""What figures share: a mechanism's fixed colour, marker and place, the length axis, the note on seeds."""
+"""How figures look: colours, markers and order of series, panels, axes, lines, heat maps and legends."""
 
 import colorsys
-import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-from recall_lab.results import interval_name
+from matplotlib.transforms import blended_transform_factory
 
 FIXED = {
     "softmax": ("#111111", "o"),
@@ -42,42 +44,98 @@ FIXED = {
     "paged": ("#00b3b3", "8"),
     "hybrid": ("#a0522d", "3"),
 }
-"""Colour and marker of the known mechanisms, in the order of a legend. Others get theirs from their name."""
+"""Colour and marker of the known mechanisms, in the order of every legend."""
+
+OTHERS = (
+    "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#469174", "#cb0b83",
+    "#2525f4", "#0bcb83",
+)  # fmt: skip
+"""Colours of mechanisms that are not in FIXED, by name: far from those of FIXED and from each other (in OKLab)."""
 
 MARKERS = "osv^D<>PXd*ph8H"
 
+MOST = 10
+"""Series in one panel; further ones get panels of their own."""
+
+FEW = 50
+"""Answers below which a share gets no interval: it would cover the panel."""
+
+Colour = tuple[float, float, float]
+
+Share = bool | Literal["row", "col"]
+"""Which panels share an axis: all, those in a row or in a column, or none."""
+
+
+class Look(NamedTuple):
+    """How a series is drawn."""
+
+    colour: Colour
+    marker: str
+
 
 def mechanism(series: str) -> str:
-    """The mechanism in a series' name, which goes on with its variant (`/…`) and settings (` …`)."""
-    return re.split("[ /]", series)[0]
+    """The mechanism in a series' name "MIXER key=value …", where MIXER may be "mechanism/variant"."""
+    return re.split("[ /]", series, maxsplit=1)[0]
 
 
-def look(series: str) -> tuple[tuple[float, float, float], str]:
-    """Colour and marker of a series: the mechanism's own, its further settings in shades of it."""
+def rank(series: str) -> tuple:
+    """Sorting key of a series: known mechanisms first, then by name, variant and settings, numbers by their size."""
     name = mechanism(series)
-    setting = series.removeprefix(name).lstrip("/ ")
-    number = int(hashlib.sha256(name.encode()).hexdigest(), 16)
-    if name in FIXED:
-        colour, marker = FIXED[name]
-    else:
-        colour, marker = colorsys.hls_to_rgb(number % 360 / 360, 0.45, 0.65), MARKERS[number % len(MARKERS)]
-    hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
-    if setting:
-        shift = int(hashlib.sha256(setting.encode()).hexdigest(), 16) % 1000 / 1000
-        light = 0.2 + 0.55 * shift
-        marker = MARKERS[int(1000 * shift) % len(MARKERS)]
-    return colorsys.hls_to_rgb(hue, light, saturation), marker
+    known = list(FIXED)
+    variant, *settings = re.split(r" (?=[^ =]+=)", series[len(name) :])
+    values = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        try:
+            values.append((key, 0, float(value), ""))
+        except ValueError:
+            values.append((key, 1, 0.0, value))
+    return (known.index(name) if name in FIXED else len(known), name, variant, values)
 
 
 def ordered(series: Iterable[str]) -> list[str]:
-    """In the order of every legend: known mechanisms first, then the rest by name."""
-    known = list(FIXED)
-    return sorted(set(series), key=lambda s: (known.index(m) if (m := mechanism(s)) in FIXED else len(known), s))
+    """The distinct names, in the order of every legend: see `rank`."""
+    return sorted(set(series), key=rank)
+
+
+def looks(series: Iterable[str]) -> dict[str, Look]:
+    """Colour and marker of every series of a figure.
+
+    A mechanism has its fixed colour and marker; several series of one mechanism share its hue, from dark to light in
+    their order, and differ in their markers. Mechanisms without a fixed colour take those of OTHERS in turn.
+    """
+    names = ordered(series)
+    unknown = [name for name in dict.fromkeys(map(mechanism, names)) if name not in FIXED]
+    found = {}
+    for name in dict.fromkeys(map(mechanism, names)):
+        own = [one for one in names if mechanism(one) == name]
+        number = unknown.index(name) if name in unknown else 0
+        colour, marker = FIXED.get(name, (OTHERS[number % len(OTHERS)], MARKERS[number % len(MARKERS)]))
+        markers = [marker, *(other for other in MARKERS if other != marker)]
+        for place, one in enumerate(own):
+            found[one] = Look(_shade(colour, place, len(own)), markers[place % len(markers)])
+    return found
+
+
+def _shade(colour: str, number: int, count: int) -> Colour:
+    """The colour itself for one series; of several, that hue at lightness .2 to .75."""
+    hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
+    if count > 1:
+        light = 0.2 + 0.55 * number / (count - 1)
+    return colorsys.hls_to_rgb(hue, light, saturation)
+
+
+def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
+    """The ordered series in as few groups of at most `most` as possible, equal in size: one row of panels each."""
+    names = ordered(series)
+    count = -(-len(names) // most)
+    edges = [round(len(names) * part / max(count, 1)) for part in range(count + 1)]
+    return [names[start:stop] for start, stop in pairwise(edges)]
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of every figure while it is drawn, and while it is saved: the same figure then gives the same svg."""
+    """Matplotlib's settings while a figure is drawn, and while it is saved: the same figure then gives the same svg."""
     with (
         sns.axes_style("ticks"),
         sns.plotting_context("notebook", font_scale=0.9),
@@ -88,116 +146,146 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(width: float | int = 7.2, height: float | int = 4.4, **axes: int) -> tuple[Figure, Axes | np.ndarray]:
-    """A figure outside pyplot, so that making many keeps none alive."""
+def grid(
+    rows: int, columns: int, width: float, height: float, sharex: Share = False, sharey: Share = False
+) -> tuple[Figure, np.ndarray]:
+    """A figure of rows × columns panels, width and height in inches, and its axes as an array of that shape.
+
+    Made outside pyplot, so that no figure stays in memory.
+    """
     made = Figure(figsize=(width, height), layout="constrained")
-    return made, made.subplots(**axes)
+    return made, made.subplots(nrows=rows, ncols=columns, squeeze=False, sharex=sharex, sharey=sharey)
+
+
+def log2_axis(ax: Axes, values: Iterable[float]) -> None:
+    """A log₂ x axis ticked at the values, of which some are left out where they would overlap."""
+    ticks = sorted(set(values))
+    apart = ticks[:1]
+    for tick in ticks[1:]:
+        if np.log2(tick / apart[-1]) > np.log2(ticks[-1] / ticks[0]) / 14:
+            apart.append(tick)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_locator(FixedLocator(apart))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def length_axis(
-    ax: Axes, lengths: Iterable[float | int], trained: Iterable[float | int] = (), note: str = "lengths trained on"
+    ax: Axes, lengths: Iterable[float], trained: Iterable[float] = (), note: str = "lengths trained on"
 ) -> None:
-    """A log₂ axis ticked at the tested lengths, the span of the training lengths shaded, with a note above it."""
+    """A log₂ axis ticked at the tested lengths; the range of the training lengths is shaded, with a note above it."""
     lengths, trained = sorted(set(lengths)), sorted(set(trained))
-    ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(lengths))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    log2_axis(ax, lengths)
     shown = [*lengths, *trained]
     ax.set_xlim(min(shown) / 2**0.25, max(shown) * 2**0.25)
     if trained:
-        ax.axvspan(trained[0] / 2**0.12, trained[-1] * 2**0.12, color="0.93", zorder=0, label="_trained")
-        ax.text(
-            (trained[0] * trained[-1]) ** 0.5, 1.01, note, transform=ax.get_xaxis_transform(),
-            ha="center", va="bottom", fontsize="small", color="0.45",
-        )  # fmt: skip
+        _trained(ax, trained[0] / 2**0.12, trained[-1] * 2**0.12, (trained[0] * trained[-1]) ** 0.5, note)
     ax.set_xlabel("sequence length n")
 
 
-def accuracy_axis(ax: Axes, chance: float | int | None = None, note: bool = True) -> None:
-    """From 0 to 1, a dotted line at chance, with a note on it where there is room right of the axes."""
+def number_axis(ax: Axes, values: Iterable[float], label: str, trained: Iterable[float] = ()) -> None:
+    """An axis for a parameter of a task: log₂ where its values are positive and span a factor of 8, else linear."""
+    values, trained = sorted(set(values)), sorted(set(trained))
+    if values[0] > 0 and values[-1] >= 8 * values[0]:
+        length_axis(ax, values, trained, "trained on")
+    else:
+        margin = 0.03 * (values[-1] - values[0] or 1)
+        ax.xaxis.set_major_locator(FixedLocator(values, nbins=8))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        if trained:
+            middle = (trained[0] + trained[-1]) / 2
+            _trained(ax, trained[0] - margin, trained[-1] + margin, middle, "trained on")
+    ax.set_xlabel(label)
+
+
+def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> None:
+    """The shaded range of what was trained on, with a note above it."""
+    ax.axvspan(low, high, color="0.93", zorder=0, label="_trained")
+    ax.text(
+        middle, 1.01, note, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize="small",
+        color="0.45",
+    )  # fmt: skip
+
+
+def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
+    """A y axis from 0 to 1, with a dotted line at chance and, with `note`, its value at the left end of the line."""
     ax.set_ylim(-0.02, 1.03)
     if chance is None:
         return
     ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
     if note:
         ax.text(
-            1, chance, f" chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center",
-            fontsize="small", color="0.4",
+            0.01, chance, f"chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="bottom",
+            fontsize="small", color="0.4", zorder=1,
         )  # fmt: skip
 
 
-def lines(ax: Axes, points: pd.DataFrame, x: str) -> None:
-    """A line a series over the column `x` of summarised points, the interval as a band."""
-    for name in ordered(points["series"]):
+def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], band: bool = True) -> None:
+    """One line per shown series over the column `x` of averaged points, with the interval as a band."""
+    for name, look in shown.items():
         line = points[points["series"] == name].sort_values(x)
-        colour, marker = look(name)
-        ax.plot(line[x], line["mean"], color=colour, marker=marker, markersize=5, label=name, clip_on=False)
-        ax.fill_between(line[x], line["low"], line["high"], color=colour, alpha=0.18, linewidth=0)
+        if line.empty:
+            continue
+        ax.plot(line[x], line["mean"], color=look.colour, marker=look.marker, markersize=5, label=name, clip_on=False)
+        if band:
+            ax.fill_between(line[x], line["low"], line["high"], color=look.colour, alpha=0.18, linewidth=0)
 
 
-def heatmap(ax: Axes, grid: pd.DataFrame) -> AxesImage:
-    """Per cents (0 to 100) as cells with their numbers, the first row at the bottom, ticked at the columns."""
-    image = ax.imshow(grid.to_numpy(), origin="lower", aspect="auto", cmap="viridis", vmin=0, vmax=100)
-    for (row, column), value in np.ndenumerate(grid.to_numpy()):
-        if np.isfinite(value):
-            colour = "black" if value > 60 else "white"
-            ax.text(column, row, f"{value:.0f}", ha="center", va="center", color=colour, fontsize="small")
-    ax.set_xticks(range(len(grid.columns)), [f"{value:g}" for value in grid.columns])
-    ax.tick_params(length=0)
-    return image
-
-
-def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
-    """Groups of series that coincide, their values equal at every point of `by`: the first of each group, in a legend's
-    order, with a label that names them all. One line then stands for the group."""
-    values = rows.pivot_table(index="series", columns=by, values="value")
-    groups: dict[str, list[str]] = {}
-    for name in ordered(rows["series"]):
-        same = (
-            first
-            for first in groups
-            if np.allclose(values.loc[name], values.loc[first], rtol=tolerance, atol=tolerance, equal_nan=True)
-        )
-        groups.setdefault(next(same, name), []).append(name)
-    return {first: "\n= ".join(names) for first, names in groups.items()}
-
-
-def nested(series: list[str]) -> dict[str, float]:
-    """Marker sizes, the first series' the largest, so that hollow markers on the same point can all be seen."""
-    return {name: 10 - 7 * place / max(1, len(series) - 1) for place, name in enumerate(series)}
-
-
-def beside(height: float | int, series: list[str] | dict[str, str]) -> float:
-    """The height of a figure, or more where the legend at its right needs it."""
-    labels = series.values() if isinstance(series, dict) else series
-    return max(float(height), 0.9 + 0.2 * sum(label.count("\n") + 1 for label in labels))
-
-
-def legend(made: Figure, series: list[str] | dict[str, str], title: str = "", **where: str | int) -> None:
-    """One legend for all panels: each series with its colour and marker, under its name or the label given with it; at
-    the right unless `where` says otherwise."""
-    handles = [Line2D([], [], color=look(name)[0], marker=look(name)[1], markersize=5) for name in series]
-    made.legend(
-        handles, list(series.values() if isinstance(series, dict) else series), title=title or None, frameon=False,
-        fontsize="small", title_fontsize="small", alignment="left", **{"loc": "outside right upper"} | where,
+def heatmap(ax: Axes, table: pd.DataFrame) -> None:
+    """Shares as cells from 0 to 100 % with their numbers, first row at the bottom; blank where nothing was measured."""
+    sns.heatmap(
+        100 * table, ax=ax, vmin=0, vmax=100, cmap="viridis", annot=True, fmt=".0f", cbar=False,
+        annot_kws={"fontsize": "small"},
+        xticklabels=[f"{value:g}" for value in table.columns], yticklabels=[f"{value:g}" for value in table.index],
     )  # fmt: skip
+    ax.invert_yaxis()
+    ax.set(xlabel="", ylabel="")
+    ax.tick_params(length=0, rotation=0)
 
 
-def readings(table: pd.DataFrame) -> pd.DataFrame:
-    """The oracle's keyed read-outs, top-1 and error by key width and pairs; empty where the table has none."""
-    if "oracle.d_key" not in table or "pairs" not in table:
-        return table[:0]
-    return table[table["metric"].isin(["top1", "error"]) & table["oracle.d_key"].notna() & table["pairs"].notna()]
+def heatmap_bar(made: Figure, axes: np.ndarray) -> None:
+    """Adds the colour bar of `heatmap`."""
+    mappable = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, 100), "viridis")
+    made.colorbar(mappable, ax=list(axes.flat), label="accuracy (%)", shrink=0.6)
 
 
-def seeds(runs: Iterable[float | int], interval: str = "") -> str:
-    """How many runs stand behind each point, in words, and what the interval over them is, drawn as that."""
-    least, most = min(runs), max(runs)
-    words = f"{least} run{'s' if most > 1 else ''} a point" if least == most else f"{least} to {most} runs a point"
-    return f"{words}, {interval} {interval_name(runs)}" if interval else words
+def nested(series: Sequence[str]) -> dict[str, float]:
+    """Marker sizes that fall from the first series to the last, so that hollow markers on one point can all be seen."""
+    return {name: 10 - 7 * number / max(1, len(series) - 1) for number, name in enumerate(series)}
 
 
-def shades(count: int) -> list[tuple[float, float, float]]:
-    """That many colours in an order that can be seen, for what is a size and no mechanism."""
+def legend_height(labels: Iterable[str], title: str = "") -> float:
+    """Inches that `legend` needs."""
+    return 0.4 + 0.2 * sum(text.count("\n") + 1 for text in (*labels, title))
+
+
+def legend(ax: Axes, labels: Mapping[str, str], shown: Mapping[str, Look], title: str = "") -> None:
+    """The legend of a row of panels, right of all panels and level with `ax`: each series under its label."""
+    handles = [
+        Line2D([], [], color=shown[name].colour, marker=shown[name].marker, markersize=5, label=label)
+        for name, label in labels.items()
+    ]
+    legend_beside(ax, handles, title)
+
+
+def legend_beside(ax: Axes, handles: Sequence[Artist], title: str = "") -> None:
+    """A legend right of all panels, level with `ax`. The panels make room for the widest such legend of the figure."""
+    made = ax.get_figure(root=True)
+    assert isinstance(made, Figure)
+    added = made.legend(
+        handles=handles, title=title or None, loc="upper left", borderaxespad=0, frameon=False, fontsize="small",
+        title_fontsize="small", alignment="left",
+    )  # fmt: skip
+    added.set_in_layout(False)  # its height must not stretch the row of panels
+    renderer = FigureCanvasAgg(made).get_renderer()
+    width = max(one.get_window_extent(renderer).width for one in made.legends) / made.dpi
+    left = 1 - (width + 0.15) / made.get_figwidth()
+    engine = made.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, left, 1))
+    added.set_bbox_to_anchor((left, 1.02), blended_transform_factory(made.transFigure, ax.transAxes))
+
+
+def shades(count: int) -> list[Colour]:
+    """That many colours, ordered from light to dark, for sizes rather than mechanisms."""
     return sns.color_palette("viridis_r", count + 1)[1:]

@@ -1,4 +1,4 @@
-"""Training curves: validation accuracy over steps, a line a run."""
+"""Training curves: validation accuracy over steps, one line per run."""
 
 from collections.abc import Iterator
 
@@ -9,19 +9,22 @@ from recall_lab.figure import style
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) for each task: validation accuracy of every run over its training steps."""
+    """("training_TASK", figure) per task: validation accuracy of every run over its training steps."""
     curves = table[(table["split"] == "validation") & (table["metric"] == "curve_accuracy")]
     for task, part in curves.groupby("task"):
+        looks = style.looks(part["series"])
+        parts = style.blocks(looks)
+        height = max(4.0, *(style.legend_height(names) for names in parts))
         with style.style():
-            made, ax = style.figure()
-            for name in style.ordered(part["series"]):
-                colour, marker = style.look(name)
-                for number, (_, run) in enumerate(part[part["series"] == name].groupby("run")):
-                    label = name if number == 0 else f"_{name}"
-                    ax.plot(run["step"], run["value"], color=colour, marker=marker, markersize=3.5, label=label)
-            style.accuracy_axis(ax)
-            ax.set_xlabel("training step")
-            ax.set_ylabel("validation accuracy (mean over cells)")
-            ax.set_title(f"{task}: training curves, a line a run")
-            ax.legend(frameon=False, fontsize="small")
+            made, axes = style.grid(len(parts), 1, 8.6, height * len(parts), sharex=True, sharey=True)
+            for ax, names in zip(axes[:, 0], parts, strict=True):
+                for name in names:
+                    colour, marker = looks[name]
+                    for _, run in part[part["series"] == name].groupby("run"):
+                        ax.plot(run["step"], run["value"], color=colour, marker=marker, markersize=3.5, label=name)
+                style.accuracy_axis(ax)
+                ax.set_ylabel("validation accuracy, mean over cells")
+                style.legend(ax, {name: name for name in names}, looks)
+            axes[-1, 0].set_xlabel("training step")
+            axes[0, 0].set_title(f"{task}: training curves, one line per run")
         yield f"training_{task}", made

@@ -1,83 +1,51 @@
-"""Updates: accuracy over rebindings, which tells memories that superpose from those that overwrite, and over age."""
+"""Updates: accuracy over the number of times a key is bound again, which separates sums from delta rules."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab import theory
-from recall_lab.figure import style
-from recall_lab.results import average, summarise
+from recall_lab.figure import base, style
+from recall_lab.results import summarise
+from recall_lab.theory import linear_attention
 
-RARE = 200
-"""Answers that a point needs, over all runs of a series, to be drawn."""
+NEEDED = {"task.length", "task.pairs", "task.updates"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) where several numbers of updates were tested: accuracy over updates a key, a panel for each
-    number of pairs; and, where the probe retrieval was asked by them, over how often the asked key itself was bound
-    again and over the age of its latest value, all cells together.
+    """("updates", figure) where several numbers of updates were tested: accuracy over the mean number of rebindings per
+    key, one panel per number of keys and length.
 
-    Band: interval over runs. Dashed: the law of a memory that only adds, 1/(m+1) for a key that was
-    bound m times again, and its mean over m (theory.superposed_recall).
+    Band: interval over seeds. Dashed: a mechanism for which all values of a key weigh alike
+    (theory.linear_attention.superposed_recall).
     """
-    table = table[(table["task"] == "updates") & table["task.length"].notna()]
-    if "task.updates" not in table or table["task.updates"].nunique() < 2:
+    if not set(table) >= NEEDED:
         return
-    points = summarise(
-        table.assign(ratio=table["task.updates"] / table["task.pairs"]),
-        ["series", "task.pairs", "ratio"],
-        ("accuracy",),
-    )
+    table = table[(table["task"] == "updates") & table["task.length"].notna()]
+    test = table[(table["split"] == "test") & (table["metric"] == "accuracy")]
+    if test["task.updates"].nunique() < 2:
+        return
+    table = table.assign(ratio=table["task.updates"] / table["task.pairs"])
+    points = summarise(table, ["series", "task.length", "task.pairs", "ratio"], ("accuracy",))
     chance = table.loc[table["metric"] == "chance", "value"].max()
-    sizes = sorted(points["task.pairs"].unique())
-    factors = [name for name in ("rebindings", "age") if (table["metric"] == f"accuracy_by_{name}").any()]
-    panels = len(sizes) + len(factors)
+    looks = style.looks(points["series"])
+    cells = list(points.groupby(["task.length", "task.pairs"]))
+    parts = style.blocks(looks)
+    note = f"{base.replicates(points, 'band')}\ndashed: all values of a key\nweigh alike"
+    height = max(3.8, *(style.legend_height(names, note) for names in parts))
     with style.style():
-        made, axes = style.figure(2 + 3.4 * panels, 4.4, ncols=panels, squeeze=False, sharey=True)
-        for ax, pairs in zip(axes[0], sizes, strict=False):
-            part = points[points["task.pairs"] == pairs]
-            ratio = np.linspace(0, part["ratio"].max(), 200)
-            _law(ax, ratio, theory.superposed_recall(pairs * ratio, pairs))
-            style.lines(ax, part, "ratio")
-            ax.set_xlabel("rebindings a key, in the mean")
-            ax.set_title(f"{pairs:.0f} keys", fontsize="medium")
-        for ax, factor in zip(axes[0, len(sizes) :], factors, strict=True):
-            part = _pooled(table, factor)
-            style.lines(ax, part, factor)
-            if factor == "age":
-                ax.set_xscale("log", base=2)
-                ax.set_xlabel("age of the latest value, in tokens")
-            else:
-                times = np.arange(part[factor].max() + 1)
-                _law(ax, times, 1 / (1 + times))
-                ax.set_xlabel("rebindings of the asked key")
-            ax.set_title(f"by {factor}", fontsize="medium")
-        for ax in axes[0]:
-            style.accuracy_axis(ax, chance, note=ax is axes[0, -1])
-        axes[0, 0].set_ylabel("accuracy per scored token")
-        made.suptitle(
-            f"updates: the latest value of a key, n={table.loc[table['split'] == 'test', 'task.length'].max():.0f}"
-        )
-        made.legend(
-            *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False,
-            fontsize="small", title=f"{style.seeds(points['runs'], 'band')}; dashed: a memory that only adds",
-            title_fontsize="small",
-        )  # fmt: skip
+        made, axes = style.grid(len(parts), len(cells), 3.4 * len(cells) + 2.6, height * len(parts) + 0.4, sharey=True)
+        for row, names in zip(axes, parts, strict=True):
+            for ax, ((length, pairs), part) in zip(row, cells, strict=True):
+                ratio = np.linspace(0, part["ratio"].max(), 200)
+                law = linear_attention.superposed_recall(pairs * ratio, pairs)
+                ax.plot(ratio, law, color="0.4", linestyle="--", linewidth=1, zorder=1)
+                style.lines(ax, part, "ratio", {name: looks[name] for name in names})
+                style.accuracy_axis(ax, None if pd.isna(chance) else float(chance), note=ax is row[-1])
+                ax.set_xlabel("mean number of rebindings per key")
+                ax.set_title(f"{pairs:.0f} keys, n = {length:.0f}", fontsize="medium")
+            row[0].set_ylabel("accuracy per scored token")
+            style.legend(row[-1], {name: name for name in names}, looks, note)
+        made.suptitle("updates: recall of the latest value of a key")
     yield "updates", made
-
-
-def _law(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
-    ax.plot(x, y, color="0.4", linestyle="--", linewidth=1, zorder=1)
-
-
-def _pooled(table: pd.DataFrame, factor: str) -> pd.DataFrame:
-    """Accuracy of each series by a factor (age in octaves), all answers of a run together."""
-    rows = table[table["metric"] == f"accuracy_by_{factor}"]
-    level = 2 ** np.floor(np.log2(rows[factor])) if factor == "age" else rows[factor]
-    rows = rows.assign(right=rows["value"] * rows["count"], **{factor: level})
-    sums = rows.groupby(["series", factor, "run"])[["right", "count"]].sum().reset_index()
-    sums = sums[sums.groupby(["series", factor])["count"].transform("sum") >= RARE]
-    return average(sums.assign(value=sums["right"] / sums["count"]), ["series", factor])

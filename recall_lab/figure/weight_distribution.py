@@ -1,56 +1,84 @@
-"""How much weight the one right token keeps as others join it."""
+"""How much weight the one right token keeps as the number of tokens grows."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab import theory
-from recall_lab.figure import style
+from recall_lab.figure import base, style
+from recall_lab.results import average
+from recall_lab.theory import linear_attention, softmax
 
 IMPORTANT, OTHER = 100.0, 1.0
+"""Scores of the right token and of every other one in the panel by formula."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """The target's share of Σ|A| over the tokens in sight: for raw scores [100, 1, …, 1] by formula, and as measured.
+    """("weight_distribution_TASK_dWIDTH", figure) per task and key width: the target's share of Σ|A| over the number of
+    tokens in sight; left for raw scores [100, 1, …, 1] by formula, right as measured.
 
-    Measured: median over queries and the span of the middle 90 %, the mean of each over runs. Dotted: theory for random
-    unit keys (linear; softmax with logits √d k·q). One figure a task and key width.
+    Measured: median over queries and the range of their middle 90 %, each averaged over seeds. Dotted: theory for
+    random unit keys, linear attention and softmax with logits √d k·q; diamond: the predicted half mass of softmax.
     """
     if "tokens" not in table:
         return
     rows = table[(table["metric"] == "target_share_by_tokens") & table["tokens"].notna()]
-    for (task, width), part in rows.groupby(["task", "d_key"]):
+    for (task, width), part in base.by_width(rows, "oracle.pairs").groupby(["task", "d_key"]):
         longest = part.groupby("run")["tokens"].transform("max")
         part = part[longest > 0.9 * longest.max()]
-        with style.style():
-            made, (raw, measured) = style.figure(10.5, 3.9, ncols=2, sharey=True)
-            n = np.geomspace(1, 1e4, 200)
-            for name, law in (("softmax", theory.raw_share_softmax), ("linear", theory.raw_share_linear)):
-                raw.plot(n, law(n, IMPORTANT, OTHER), color=style.look(name)[0], label=name)
-            raw.set_title(f"scores [{IMPORTANT:.0f}, 1, …, 1], by formula")
-            raw.set_ylabel("share of the right token in Σ|A|")
-            raw.legend(frameon=False)
-            for name in style.ordered(part["series"]):
-                line = part[part["series"] == name].pivot_table(index="tokens", columns="statistic", values="value")
-                colour, marker = style.look(name)
+        yield f"weight_distribution_{task}_d{width:.0f}", _figure(part, f"{task}, d_key = {width:.0f}", float(width))
+
+
+def _figure(part: pd.DataFrame, title: str, width: float) -> Figure:
+    points = average(part, ["series", "statistic", "tokens"])
+    looks = style.looks(points["series"])
+    note = f"median and middle 90 % of queries\n{base.replicates(points)}\ndotted: theory"
+    parts = style.blocks(looks)
+    height = max(3.9, *(style.legend_height(names, note) for names in parts))
+    with style.style():
+        made, axes = style.grid(len(parts), 2, 11.8, height * len(parts), sharey=True)
+        for row, names in zip(axes, parts, strict=True):
+            raw, measured = row
+            _by_formula(raw)
+            for name in names:
+                line = points[points["series"] == name].pivot(index="tokens", columns="statistic", values="mean")
+                colour, marker = looks[name]
                 measured.plot(line.index, line["q50"], color=colour, marker=marker, markersize=4, linewidth=1.2)
                 measured.fill_between(line.index, line["q05"], line["q95"], color=colour, alpha=0.08, linewidth=0)
             if "oracle.d_key" in part and part["oracle.d_key"].notna().any():
-                seen = np.geomspace(1, part["tokens"].max(), 100)
-                for name, share in (
-                    ("linear", theory.linear_share(seen, width)),
-                    ("softmax", theory.softmax_mass(seen, width, width**0.5)),
-                ):
-                    if name in set(part["mixer"]):
-                        measured.plot(seen, share, ":", color=style.look(name)[0], linewidth=1.4)
-            title = f"{task}, d_key = {width:.0f}"
+                _theory(measured, part, names, looks, width)
             measured.set_title(title)
-            for ax in (raw, measured):
+            for ax in row:
                 ax.set_xscale("log")
                 ax.set_yscale("log")
                 ax.set_ylim(1e-4, 1.5)
                 ax.set_xlabel("tokens in sight, n")
-            style.legend(made, style.ordered(part["series"]), "median, middle 90 % of queries;\ndotted: theory")
-        yield f"weight_distribution_{task}_d{width:.0f}", made
+            style.legend(measured, {name: name for name in names}, looks, note)
+    return made
+
+
+def _by_formula(ax: Axes) -> None:
+    """Share of the important token for scores [100, 1, …, 1]."""
+    n = np.geomspace(1, 1e4, 200)
+    for name, law in (("softmax", softmax.raw_share), ("linear", linear_attention.raw_share)):
+        ax.plot(n, law(n, IMPORTANT, OTHER), color=style.FIXED[name][0], label=name)
+    ax.set_title(f"scores [{IMPORTANT:.0f}, 1, …, 1], by formula")
+    ax.set_ylabel("share of the right token in Σ|A|")
+    ax.legend(frameon=False)
+
+
+def _theory(ax: Axes, part: pd.DataFrame, names: list[str], looks: dict[str, style.Look], width: float) -> None:
+    """Dotted lines for linear attention and softmax, where random keys were measured."""
+    n = np.geomspace(1, part["tokens"].max(), 100)
+    laws = {
+        "linear": linear_attention.share(n, width),
+        "softmax": softmax.mass(n, width, width**0.5),
+    }
+    for name in names:
+        if name in laws:
+            ax.plot(n, laws[name], ":", color=looks[name].colour, linewidth=1.4)
+    half = float(softmax.half_mass(width))
+    if "softmax" in names and half <= n[-1]:
+        ax.plot(half, 0.5, "D", color=looks["softmax"].colour, markerfacecolor="none", markersize=7)

@@ -5,82 +5,93 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from recall_lab import theory
-from recall_lab.figure import style
+from recall_lab.figure import base, style
 from recall_lab.results import summarise
 from recall_lab.task.mqar import MQAR
+from recall_lab.theory import budget
 
 CELL = ["task.vocab", "task.length", "task.pairs", "task.gap_exponent"]
+CONVOLUTION, BUDGET = "mixer.short_conv", "mixer.budget"
 SEQUENCES = 8000
-"""Drawn of every cell for the law's distances: a standard error of the coverage of at most .003 with 4 pairs."""
+"""Sequences per cell from which the law's distances are drawn: with 4 pairs a standard error of at most .003."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """(name, figure) for one-layer windows on mqar: accuracy over w beside its law, and accuracy against the law.
+    """("window_coverage", figure) for one-layer windows on mqar: above, accuracy over the window w with its law; below,
+    accuracy against the law; one column per width of the short convolution.
 
-    The law: an answer is covered, or guessed among V/2 values. Pairs can be read at the value's place or, through a
-    short convolution of c, up to c − 2 places later, so that a trained window lies between the law at w and the law
-    at w + c − 2: the band. Bars: interval over runs.
+    The law: an answer is covered by the window, or guessed among V/2 values. A pair can be read at the position of the
+    value or, through a convolution of width c, up to c − 2 positions later, so a trained window lies between the law at
+    w and the law at w + c − 2: the band. Bars: interval over seeds.
     """
-    if "mixer.budget" not in table:
+    if not {*CELL, CONVOLUTION, BUDGET, "model.layers"} <= set(table):
         return
     table = table[(table["mixer"] == "window") & (table["task"] == "mqar") & (table["model.layers"] == 1)]
-    points = summarise(table, ["mixer.short_conv", "mixer.budget", *CELL], ("accuracy",))
-    if points.empty or points["mixer.budget"].nunique() < 2:
+    if table.empty:
         return
-    points["law"] = [_law(facts)[0] for facts in points.to_dict("records")]
-    convolutions = sorted(points["mixer.short_conv"].unique())
-    cells = points[CELL].drop_duplicates().sort_values(CELL).to_records(index=False).tolist()
+    points = summarise(base.along(table, BUDGET, CONVOLUTION), ["series", CONVOLUTION, BUDGET, *CELL], ("accuracy",))
+    if points.empty or points[BUDGET].nunique() < 2:
+        return
+    groups = points.groupby(["series", CONVOLUTION])
+    columns = sorted(groups, key=lambda group: (style.rank(group[0][0]), group[0][1]))
+    cells = points[CELL].drop_duplicates().sort_values(CELL)
+    colours = dict(zip(cells.itertuples(index=False, name=None), style.shades(len(cells)), strict=True))
     with style.style():
-        made, axes = style.figure(5.2 * len(convolutions), 7.6, nrows=2, ncols=len(convolutions), squeeze=False)
-        palette = style.shades(len(cells))
-        for column, width in enumerate(convolutions):
-            part = points[points["mixer.short_conv"] == width]
-            over, against = axes[:, column]
-            for cell, colour in zip(cells, palette, strict=True):
-                own = part[(part[CELL] == list(cell)).all(axis=1)].sort_values("mixer.budget")
-                grid = np.unique(np.geomspace(own["mixer.budget"].min(), own["mixer.budget"].max(), 40).round())
-                facts = dict(zip(CELL, cell, strict=True)) | {"mixer.short_conv": width}
-                law, late = np.array([_law(facts | {"mixer.budget": w}) for w in grid]).T
-                label = f"n={cell[1]:.0f}, {cell[2]:.0f} pairs"
-                over.plot(grid, law, color=colour, linewidth=1)
-                over.fill_between(grid, law, late, color=colour, alpha=0.18, linewidth=0)
-                error = [own["mean"] - own["low"], own["high"] - own["mean"]]
-                look = {"color": colour, "marker": "o", "markersize": 5, "linestyle": "none", "capsize": 2}
-                over.errorbar(own["mixer.budget"], own["mean"], error, label=label, **look)
-                against.errorbar(own["law"], own["mean"], error, **look)
-            against.axline((0, 0), slope=1, color="0.5", linewidth=1, zorder=0)
-            style.length_axis(over, part["mixer.budget"])
-            over.set_xlabel("window w, in tokens with the current one")
-            over.set_title(f"short convolution of c = {width:.0f}")
-            against.set_xlabel("coverage law at w")
-            for ax in (over, against):
-                style.accuracy_axis(ax)
-                ax.set_ylabel("accuracy per scored token")
-        made.legend(
-            *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False,
-            title=f"lines: the law at w; bands: up to w + c − 2; points: {style.seeds(points['runs'], 'bars')}",
-            fontsize="small", title_fontsize="small",
-        )  # fmt: skip
+        made, axes = style.grid(2, len(columns), 4.6 * len(columns) + 2.6, 7.6, sharey=True)
+        for (above, below), ((series, width), part) in zip(axes.T, columns, strict=True):
+            _column(above, below, part, colours)
+            title = f"short convolution of width c = {width:.0f}"
+            above.set_title(title if points["series"].nunique() == 1 else f"{series}\n{title}")
+        for ax in axes[:, 0]:
+            ax.set_ylabel("accuracy per scored token")
+        handles = [
+            Line2D([], [], color=colour, marker="o", linestyle="none", label=f"n = {cell[1]:.0f}, {cell[2]:.0f} pairs")
+            for cell, colour in colours.items()
+        ]
+        note = f"lines: the law at w\nbands: up to w + c − 2\npoints: {base.replicates(points, 'bars')}"
+        style.legend_beside(axes[0, -1], handles, note)
     yield "window_coverage", made
 
 
-def _law(facts: dict) -> tuple[float, float]:
-    """Expected accuracy where pairs are read at the value's place, and as late as the convolution allows."""
+def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple, style.Colour]) -> None:
+    """Both panels of one convolution: points and law over w, points against the law."""
+    for cell, colour in colours.items():
+        own = part[(part[CELL] == list(cell)).all(axis=1)].sort_values(BUDGET)
+        if own.empty:
+            continue
+        facts = dict(zip(CELL, cell, strict=True)) | {CONVOLUTION: own[CONVOLUTION].iloc[0]}
+        windows = np.unique(np.geomspace(own[BUDGET].min(), own[BUDGET].max(), 40).round())
+        law, late = np.array([_law(facts | {BUDGET: w}) for w in windows]).T
+        above.plot(windows, law, color=colour, linewidth=1)
+        above.fill_between(windows, law, late, color=colour, alpha=0.18, linewidth=0)
+        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
+        expected = [_law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
+        for ax, x in ((above, own[BUDGET]), (below, expected)):
+            ax.errorbar(x, own["mean"], error, color=colour, marker="o", markersize=5, linestyle="none", capsize=2)
+    below.axline((0, 0), slope=1, color="0.5", linewidth=1, zorder=0)
+    style.length_axis(above, part[BUDGET])
+    above.set_xlabel("window w (tokens, the current one included)")
+    below.set_xlabel("coverage law at w")
+    for ax in (above, below):
+        style.accuracy_axis(ax)
+
+
+def _law(facts: dict[str, float]) -> tuple[float, float]:
+    """Expected accuracy if pairs are read at the position of the value, and as late as the convolution allows."""
     distance, chance = _distances(*(facts[name] for name in CELL))
-    reach = theory.window_reach(facts["mixer.budget"], np.array([2, facts["mixer.short_conv"]]))
-    covered = theory.window_coverage(distance, reach)
+    reach = budget.window_reach(facts[BUDGET], np.array([2, facts[CONVOLUTION]]))
+    covered = np.asarray(budget.window_coverage(distance, reach))
     early, late = covered + (1 - covered) * chance
     return float(early), float(late)
 
 
 @cache
-def _distances(
-    vocab: float | int, length: float | int, pairs: float | int, gap_exponent: float | int
-) -> tuple[np.ndarray, float]:
-    """Distances between queries and values of a cell, and the chance level."""
+def _distances(vocab: float, length: float, pairs: float, gap_exponent: float) -> tuple[np.ndarray, float]:
+    """Distances between the queries and values of a cell, and the chance level."""
     task = MQAR(vocab=int(vocab), length=int(length), pairs=int(pairs), gap_exponent=gap_exponent)
     batch = task.sample(SEQUENCES, np.random.default_rng(0))
     return batch.age[batch.scored], task.chance

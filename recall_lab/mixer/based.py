@@ -44,6 +44,8 @@ class Based(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
+        if q.shape[2] == 0:
+            return v, state
         return self._run(partial(chunked, chunk=self.chunk), q, k, v, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:

@@ -57,6 +57,8 @@ class Mesa(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
+        if q.shape[2] == 0:
+            return v, state
         with without_autocast(q):
             system, writes = _parts(k, v, gates, state)
             x, H = solve_all(full_precision(q), system, self.chunk)

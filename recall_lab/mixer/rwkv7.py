@@ -51,4 +51,4 @@ class RWKV7(MatrixMemory):
         xi, alpha = (weight.unflatten(0, (self.heads, 1, -1)) for weight in (self.xi, self.alpha))
         kappa = l2_normalize(k * xi)
         a = gates["a"]
-        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, undecayed=True)
+        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, reads_before_decay=True)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from recall_lab import theory
 from recall_lab.checks import flag, require, whole_number
 from recall_lab.mixer.base import Trace, state_bytes
 from recall_lab.probe.base import Row
 from recall_lab.shapes import Gates, Query, State, Value
+from recall_lab.theory import fits
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def cost(
             points.setdefault(metric, []).append((length, value))
     for metric, pairs in points.items():
         if all(value > 0 for _, value in pairs):
-            slope, low, high = theory.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
+            slope, low, high = fits.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
             rows.append({"metric": "exponent", "of": metric, "value": slope, "low": low, "high": high})
     return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab import theory
 from recall_lab.checks import choice, flag, number, require, whole_number
 from recall_lab.mixer.base import Trace
 from recall_lab.probe.base import Row, bins, effective_rank, positions, state_vector
@@ -15,6 +14,7 @@ from recall_lab.probe.queries import answers, double, exact, query_scale, state_
 from recall_lab.probe.rows import mean_row, share_row
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE
+from recall_lab.theory import information
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def state_retention(
       top1       share of the answers nearest, in angle, to the value that was written
       error      E‖o − v‖²/E‖v‖²; a key is queried at the scale of the trace's own queries
       cosine     of o and v
-    bits and bits_per_entry: Fano's bound for that top-1 (`theory.bits_kept`), in all and per number of the state.
+    bits and bits_per_entry: Fano's bound for that top-1 (`information.bits_kept`), in all and per number of the state.
     norm: of the state's numbers as one vector. effective_rank, stable_rank, participation, singular_value: see
     `spectra`. decode_top1, decode_control, selectivity, decode_r2: see `decode`. state_rank, state_effective_rank: see
     `effective_state_size`.
@@ -104,7 +104,7 @@ def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, a
     load = {"pairs": float(held.sum(1).double().mean())}
     rows = [row(metric, values[mask], sequence[mask], **load) for row, metric, values in measured]
     options = float(wanted.sum(1).double().mean()) if trace.candidates is None else float(len(trace.candidates))
-    bits = float(theory.bits_kept(load["pairs"], 1 - rows[0]["value"], options))
+    bits = float(information.bits_kept(load["pairs"], 1 - rows[0]["value"], options))
     rows.append({"metric": "bits", "value": h * bits, **load})
     rows.append({"metric": "bits_per_entry", "value": bits / max(entries, 1), **load})
     age = position - columns

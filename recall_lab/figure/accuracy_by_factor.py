@@ -1,0 +1,77 @@
+"""Accuracy by a property of the single answers: the age of what is asked, its depth, how often it was rebound …"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recall_lab.figure import base, style
+from recall_lab.results import average
+
+METRIC = "accuracy_by_"
+VALUES = 16
+"""Distinct values of a factor up to which each has its own point; more of them are binned into octaves."""
+
+LAWS = {"rebindings": ("dashed: all values of a key weigh alike", lambda times: 1 / (1 + times))}
+"""Closed form of the accuracy by factor, and what it describes."""
+
+
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
+    """("accuracy_by_FACTOR_TASK", figure) for every factor that the probe retrieval was asked for.
+
+    All test cells of a run are pooled, each answer counting once; band: interval, where a point stands on at least
+    `style.FEW` answers.
+    """
+    split = table[table["metric"].str.startswith(METRIC)]
+    for (task, metric), rows in split.groupby(["task", "metric"]):
+        factor = metric.removeprefix(METRIC)
+        if factor in rows and rows[factor].notna().any():
+            yield f"{metric}_{task}", _figure(f"{task}: accuracy by {factor}", rows, factor)
+
+
+def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
+    points = _pooled(rows, factor)
+    looks = style.looks(points["series"])
+    parts = style.blocks(looks)
+    text, law = LAWS.get(factor, ("", None))
+    note = "\n".join(filter(None, (base.replicates(points, "band"), text)))
+    height = max(3.8, *(style.legend_height(part, note) for part in parts))
+    with style.style():
+        made, axes = style.grid(len(parts), 1, 8.2, height * len(parts), sharex=True)
+        for ax, names in zip(axes[:, 0], parts, strict=True):
+            style.lines(ax, points, factor, {name: looks[name] for name in names})
+            _axes(ax, points[factor], factor)
+            if law is not None:
+                x = np.linspace(points[factor].min(), points[factor].max(), 200)
+                ax.plot(x, law(x), color="0.4", linestyle="--", linewidth=1, zorder=1)
+            style.legend(ax, {name: name for name in names}, looks, note)
+        axes[0, 0].set_title(title)
+    return made
+
+
+def _pooled(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
+    """Accuracy per series and value of the factor; the points' x is the mean of the values in a bin."""
+    values = rows[factor]
+    binned = values.nunique() > VALUES and values.min() >= 0
+    level = np.floor(np.log2(values + 1)) if binned else values
+    rows = rows.assign(level=level, right=rows["value"] * rows["count"], at=values * rows["count"])
+    sums = base.totals(rows, ["run", "series", "level"], ["right", "count", "at"])
+    points = average(sums.assign(value=sums["right"] / sums["count"]), ["series", "level"])
+    total = sums.groupby(["series", "level"])[["at", "count"]].sum().reset_index()
+    points = points.merge(total, on=["series", "level"])
+    points[factor] = points["at"] / points["count"]
+    few = points["count"] < style.FEW
+    points.loc[few, ["low", "high"]] = np.nan
+    return points
+
+
+def _axes(ax: Axes, values: pd.Series, factor: str) -> None:
+    positive = values.min() > 0 and values.max() >= 8 * values.min()
+    if positive:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_xlabel({"age": "age (tokens from the answer's position to the query)"}.get(factor, factor))
+    ax.set_ylabel("accuracy per scored token")
+    style.accuracy_axis(ax)

@@ -1,0 +1,84 @@
+"""What figures need of a table: names of series along an axis, panels for what varies, series that coincide, notes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from recall_lab import results
+from recall_lab.figure import style
+
+
+def along(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
+    """The table with its series named anew: settings in `axis` are an axis of the figure, not part of a name.
+
+    Neither are settings that were chosen on validation, of which a series has one value at each point of the axis.
+    """
+    return table.assign(series=results.series(table, axis=(*axis, *results.SELECTED))) if len(table) else table
+
+
+def by_width(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
+    """`along` the axis and the width of a key. The width of a value goes with it where the two are always equal."""
+    return along(table, "oracle.d_key", "mixer.d_key", *axis)
+
+
+def totals(rows: pd.DataFrame, keys: list[str], columns: list[str]) -> pd.DataFrame:
+    """One row per combination of the keys: sums of the columns, and the settings of the run."""
+    sums = rows.groupby(keys)[columns].sum().reset_index()
+    dropped = {*columns, "low", "high"} & set(rows)
+    return rows.drop_duplicates(keys).drop(columns=list(dropped)).merge(sums, on=keys)
+
+
+def free(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """The task's parameters (columns `task.…`) that take several values at one point of the axes.
+
+    A figure over these axes gives each combination of them a panel: cells of a test are not replicates.
+    """
+    parameters = [name for name in rows if name.startswith("task.") and name not in axes and rows[name].nunique() > 1]
+    if not parameters:
+        return []
+    groups = rows.groupby(list(axes), dropna=False)
+    return [name for name in parameters if (groups[name].nunique() > 1).any()]
+
+
+def facets(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """The rows of every combination of those columns, in order, under a title "pairs = 4, haystack = noise"."""
+    if not names:
+        return {"": rows}
+    found = {}
+    for values, part in rows.groupby(list(names), dropna=False):
+        found[
+            ", ".join(f"{name.split('.')[-1]} = {_text(value)}" for name, value in zip(names, values, strict=True))
+        ] = part
+    return found
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
+    """The first of every group of series whose values coincide at every point of `by`, with a label that names all.
+
+    One line then stands for the group. In the order of a legend.
+    """
+    values = rows.pivot_table(index="series", columns=by, values="value")
+    groups: dict[str, list[str]] = {}
+    for name in style.ordered(rows["series"]):
+        same = (
+            first
+            for first in groups
+            if np.allclose(values.loc[name], values.loc[first], rtol=tolerance, atol=tolerance, equal_nan=True)
+        )
+        groups.setdefault(next(same, name), []).append(name)
+    return {first: "\n= ".join(names) for first, names in groups.items()}
+
+
+def replicates(points: pd.DataFrame, drawn: str = "") -> str:
+    """What a point is, in words: a mean of how many seeds, and which interval is drawn (as a band, as bars)."""
+    least, most = int(points["runs"].min()), int(points["runs"].max())
+    interval = (points["high"] > points["low"]).any()
+    if most == 1:
+        return f"one seed; {drawn}: 95 % over answers" if drawn and interval else "one seed"
+    count = f"{least}" if least == most else f"{least} to {most}"
+    return f"mean of {count} seeds" + (f"; {drawn}: {results.interval_name(points['runs'])}" if drawn else "")
