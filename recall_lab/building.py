@@ -86,4 +86,4 @@ def _wanted(kind: str) -> str:
 def ineffective_mixer_options(mixer: Config) -> dict[str, str]:
     """Options of this mixer that have no effect when the oracle runs it, each with the reason."""
     found = _located("mixer._target_", mixer["_target_"])
-    return ineffective_options(found) if inspect.isclass(found) else {}
+    return ineffective_options(found) if inspect.isclass(found) and issubclass(found, Mixer) else {}

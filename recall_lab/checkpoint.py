@@ -1,5 +1,6 @@
 """Checkpoints: everything from which training resumes exactly."""
 
+import io
 import math
 import pickle
 from dataclasses import dataclass, field
@@ -50,8 +51,16 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progres
     """Writes a checkpoint: weights, optimiser state and progress."""
     losses = torch.stack(progress.losses) if progress.losses else torch.zeros(0)
     content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **vars(progress), "losses": losses}
+    write(path, content)
+
+
+def write(path: Path, content: object) -> None:
+    """Writes what `load` reads, the file whole or not at all. Raises OSError, naming it, where it cannot be written."""
+    # torch reports a full disk by an error of its own, without a cause; Python's files name it.
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     with replacing(path) as temporary:
-        torch.save(content, temporary)
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:

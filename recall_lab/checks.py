@@ -3,6 +3,7 @@
 `name` is how the user knows the value ("train.steps", "heads"); the message starts with `name=value`.
 """
 
+import math
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -16,21 +17,21 @@ def require(condition: bool, message: str) -> None:
 
 def whole_number(name: str, value: Any, least: int = 1) -> None:
     """Raises ValueError unless value is an integer of at least `least`; True, False and 2.0 are not integers."""
-    fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+    fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
     require(fits, f"{name}={value!r}: must be a whole number of at least {least}")
 
 
 def number(name: str, value: Any, least: float | None = None, above: float | None = None) -> None:
     """Raises ValueError unless value is a finite number of at least `least`, or greater than `above`."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < float("inf")
-    fits = fits and (least is None or value >= least) and (above is None or value > above)
+    fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    fits = fits and (least is None or float(value) >= least) and (above is None or float(value) > above)
     limit = f" of at least {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
     require(fits, f"{name}={value!r}: must be a number{limit}")
 
 
 def share(name: str, value: Any) -> None:
     """Raises ValueError unless value is a number from 0 to 1."""
-    fits = isinstance(value, Real) and not isinstance(value, bool) and 0 <= value <= 1
+    fits = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) <= 1
     require(fits, f"{name}={value!r}: must be a number from 0 to 1")
 
 

@@ -37,7 +37,7 @@ def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
 
     Of the derived cells, those that are impossible for the task are left out.
     """
-    return list(task.scaled((1 / 8, 1 / 4, 1 / 2, 1))) if cells is None else _listed(task, cells)
+    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1)) if cells is None else _listed(task, cells)
 
 
 def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
@@ -47,11 +47,15 @@ def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell
     """
     if cells is not None:
         return _listed(task, cells)
+    return trained + [cell for cell in _derived(task, (2, 4)) if cell not in trained]
 
-    def left_out(cell: Cell, error: ValueError) -> None:
-        log.warning("test cell %s is left out: %s", cell, error)
 
-    return trained + list(task.scaled((2, 4), left_out))
+def _derived(task: Task, factors: tuple[float | int, ...]) -> list[Cell]:
+    """The possible ones of the task's cells at these factors; a warning names each that is impossible."""
+    scaled = task.scaled(factors)
+    for reason in scaled.impossible:
+        log.warning("a cell of the derived grid is left out: %s", reason)
+    return scaled.cells
 
 
 def arrays(

@@ -1,191 +1,272 @@
-"""Random keys and values straight into a mechanism: what its memory can do when nothing has to be learned.
+"""Random keys and values given directly to a mechanism: what its state can hold when nothing has to be learned.
 
-The oracle makes the same Trace as a trained model, so that every probe of a trace works on both. A mechanism gets unit
-keys and values, gates by number, and queries that are multiples of keys. These undo whatever scale a mechanism that is
-linear in its query puts on it (1/√d_key, mostly): a pair alone in the memory is answered with its own value, so that
-a matrix memory answers Sᵀk. Elsewhere keys are asked for with softmax logits β k·q.
+The oracle makes the same Trace as a trained model, so every probe of a trace works on both. Its keys and values are
+unit vectors, its gates numbers, and its queries multiples of keys. A mechanism that is linear in its query gets
+queries scaled so that one pair alone in the state is answered with its own value, whatever scale (1/√d_key, mostly)
+the mechanism applies; a matrix state S then answers Sᵀk. Others get queries that make the logits of softmax β k·q.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Real
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from recall_lab.checks import choice, flag, number, require, whole_number
 from recall_lab.mixer.base import Mixer, Trace
-from recall_lab.shapes import Gates
-from recall_lab.task.base import require
+from recall_lab.mixer.feature_map import FIXED
+from recall_lab.mixer.neutral import answers_one_pair, keeps_first_pair, number_gates, reads_unmapped_keys
 
-NEUTRAL = {
-    "log_decay": 0.0,
-    "log_forget": 0.0,
-    "write": 1.0,
-    "beta": 1.0,
-    "a": 1.0,
-    "level": 1.0,
-    "skip": 0.0,
-    "ridge": 1e-4,
-}
-"""The gates at which a mechanism writes every pair whole and forgets none, by the names that mechanisms use."""
+MAPPED = ("relu", "elu+1", "softplus")
+"""Feature maps that the keys can be drawn through."""
 
-KEYS = ("random", "orthogonal", "correlated", "relu", "elu+1", "softplus")
-MAPS = {"relu": F.relu, "elu+1": lambda x: F.elu(x) + 1, "softplus": F.softplus}
+Vectors = Float[np.ndarray, "b t d"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """n pairs of a key and a value, written once or several times; every place asks for one written so far.
+    """n pairs of a key and a value, written once or several times; each position queries a key written by then.
 
-    Raises ValueError, naming numbers and limit, where the sizes are impossible.
+    Raises ValueError where a setting is outside its range, naming the numbers and the limit.
     """
 
     pairs: int | None = None
-    """n: pairs of different keys; 8 d_key where none is given."""
+    """n: pairs with different keys; null: 8 d_key."""
     d_key: int = 64
     d_value: int | None = None
-    """As wide as a key where none is given."""
+    """null: d_key."""
     candidates: int = 1024
-    """V: unit vectors of which the values are some and an answer is one."""
+    """V: unit vectors, from which the values are drawn and an answer is chosen."""
     keys: str = "random"
-    """random: uniform unit vectors; orthogonal; correlated: of mean cosine `cosine`; relu, elu+1, softplus: that map
-    of Gaussian vectors, to unit length."""
+    """random: uniform unit vectors; orthogonal; correlated: with mean cosine `cosine`; relu, elu+1, softplus: that map
+    of Gaussian vectors, scaled to unit length."""
     cosine: float | int = 0
-    """Mean cosine between two keys, for keys=correlated."""
+    """Mean cosine of two keys, for keys=correlated."""
     centered: bool = False
-    """The mean of a sequence's keys taken off, and their length made one again."""
+    """Whether the mean key of each sequence is subtracted, and the keys scaled to unit length again."""
     shared_keys: bool = False
-    """The same keys in every sequence (what an agnostic decoder needs), not keys of its own for each."""
+    """Whether all sequences have the same keys, as a decoder that is given no key needs."""
     passes: int = 1
     """How often all pairs are written, in the same order."""
     overwrites: int = 0
-    """Keys, drawn at random, that are then bound once more, to another value."""
+    """Keys, drawn at random, that are then written once more, with another value."""
     sharpness: float | int | None = None
-    """β of the logits β k·q, for mechanisms that aren't linear in the query; √d_key where none is given."""
+    """β of the logits β k·q, for mechanisms that are not linear in the query; null: √d_key."""
     gates: dict[str, float | int] = field(default_factory=dict)
-    """Gates by number, the same at every place; those left out write all and forget nothing (NEUTRAL), or, where
-    nothing is known of them, are what the mechanism makes of a Gaussian input."""
+    """Gate name → its value at all positions. Other gates have the value that the mixer's options fix, or else their
+    neutral value: write every pair completely, forget nothing."""
     reads: int = 4096
-    """Pairs read, at least, over all sequences."""
+    """Least number of pairs over all sequences."""
 
     def __post_init__(self) -> None:
+        whole_number("oracle.d_key", self.d_key)
         if self.pairs is None:
             object.__setattr__(self, "pairs", 8 * self.d_key)
         if self.d_value is None:
             object.__setattr__(self, "d_value", self.d_key)
-        for name in ("pairs", "d_key", "d_value", "candidates", "passes", "reads"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)}: at least 1")
-        require(self.keys in KEYS, f"keys={self.keys!r}: one of {', '.join(KEYS)}")
-        require(0 <= self.cosine < 1, f"cosine={self.cosine}: in [0, 1)")
-        require(self.cosine == 0 or self.keys == "correlated", f"cosine={self.cosine} is for keys=correlated only")
+        for name in ("pairs", "d_value", "candidates", "passes", "reads"):
+            whole_number(f"oracle.{name}", getattr(self, name))
+        whole_number("oracle.overwrites", self.overwrites, 0)
+        flag("oracle.centered", self.centered)
+        flag("oracle.shared_keys", self.shared_keys)
+        choice("oracle.keys", self.keys, ("random", "orthogonal", "correlated", *MAPPED))
+        number("oracle.cosine", self.cosine, 0)
+        require(self.cosine < 1, f"oracle.cosine={self.cosine}: must be below 1")
         require(
-            self.keys != "orthogonal" or self.pairs <= self.d_key,
-            f"pairs={self.pairs} orthogonal keys do not fit d_key={self.d_key}",
+            self.cosine == 0 or self.keys == "correlated",
+            f"oracle.cosine={self.cosine} has an effect only with oracle.keys=correlated",
+        )
+        if self.sharpness is not None:
+            number("oracle.sharpness", self.sharpness, above=0)
+        for gate, value in self.gates.items():
+            fits = isinstance(value, Real) and not isinstance(value, bool) and value == value
+            require(fits, f"oracle.gates.{gate}={value!r}: must be a number")
+        n = self._pairs
+        require(
+            self.keys != "orthogonal" or n <= self.d_key,
+            f"oracle.pairs={n} orthogonal keys do not fit oracle.d_key={self.d_key}",
         )
         require(
-            0 <= self.overwrites <= self.pairs, f"overwrites={self.overwrites}: between 0 and the pairs={self.pairs}"
+            self.overwrites <= n, f"oracle.overwrites={self.overwrites}: must be at most oracle.pairs, which is {n}"
         )
         require(
-            self.pairs + self.overwrites <= self.candidates,
-            f"pairs={self.pairs} and overwrites={self.overwrites} need as many candidates, not {self.candidates}",
+            n + self.overwrites <= self.candidates,
+            f"oracle.candidates={self.candidates}: must be at least oracle.pairs={n} plus "
+            f"oracle.overwrites={self.overwrites}",
         )
 
     @property
+    def _pairs(self) -> int:
+        assert self.pairs is not None  # __post_init__ sets it
+        return self.pairs
+
+    @property
+    def _d_value(self) -> int:
+        assert self.d_value is not None  # __post_init__ sets it
+        return self.d_value
+
+    @property
     def length(self) -> int:
-        """Places of a sequence: one a write."""
-        return self.pairs * self.passes + self.overwrites
+        """Positions of a sequence: one per write."""
+        return self._pairs * self.passes + self.overwrites
 
     def mixer(self, make: Callable[..., Mixer]) -> Mixer:
-        """The mechanism at the oracle's widths, one head; `make` is a config's partial."""
-        return make(d_model=self.d_key, d_key=self.d_key, d_value=self.d_value, heads=1, short_conv=0)
+        """The mechanism with one head of the oracle's widths; `make` is a mixer's class or a partial of it."""
+        return make(d_model=self.d_key, d_key=self.d_key, d_value=self._d_value, heads=1, short_conv=0)
 
     @torch.no_grad()
     def trace(self, mixer: Mixer, rng: np.random.Generator) -> Trace:
-        """Draws sequences and runs the mechanism over them, on its device and in its type.
+        """Draws sequences and runs the mechanism on them, on the device and in the type of its weights.
 
-        Raises ValueError for a gate that the mechanism does not have.
+        Raises ValueError for a gate that the mechanism does not have, for an option of the mixer that has no effect
+        here, and for a mechanism whose neutral gates are unknown (see `check_neutral`).
         """
-        sequences = -(-self.reads // self.pairs)
+        refuse_ineffective(mixer)
+        check_neutral(mixer, self.gates)
+        weight = mixer.q_proj.weight
+        sequences = -(-self.reads // self._pairs)
         key, pair, value = self._writes(sequences, rng)
-        candidates = unit(rng.standard_normal((self.candidates, self.d_value)))
-        source = self._ask(pair, rng)
+        candidates = _unit(rng.standard_normal((self.candidates, self._d_value)))
+        source = self._sources(pair, rng)
         k = np.take_along_axis(key, pair[..., None], axis=1)
         q = self._query_scale(mixer) * np.take_along_axis(k, source[..., None], axis=1)
-        weight = mixer.q_proj.weight
 
         def tensor(x: np.ndarray) -> Tensor:
             return torch.from_numpy(x).to(weight)
 
-        q, k, v = (tensor(x)[:, None] for x in (q, k, candidates[value]))
-        gates = self._gates(mixer, tensor(rng.standard_normal((sequences, self.length, mixer.d_model))), self.gates)
-        o, _ = mixer.parallel(q, k, v, gates)
-        there = torch.from_numpy(source).to(weight.device)
-        return Trace(mixer, q, k, v, gates, o, there, candidates=tensor(candidates))
-
-    def _gates(self, mixer: Mixer, hidden: Tensor, given: dict[str, float | int]) -> Gates:
-        """The mechanism's gates for hidden, each set to what is given, or else to its neutral number."""
-        gates = mixer.gates(hidden)
-        for name in given:
-            if name not in gates:
-                raise ValueError(
-                    f"{type(mixer).__name__} has no gate {name!r}; its gates: {', '.join(gates) or 'none'}"
-                )
-        numbers = NEUTRAL | given
-        return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+        hidden = tensor(rng.standard_normal((sequences, self.length, mixer.d_model)))
+        gates = number_gates(mixer, hidden, self.gates)
+        queries, keys, values = (tensor(x)[:, None] for x in (q, k, candidates[value]))  # b 1 t d each
+        o, _ = mixer.parallel(queries, keys, values, gates)
+        positions = torch.from_numpy(source).to(weight.device)
+        return Trace(mixer, queries, keys, values, gates, o, positions, candidates=tensor(candidates))
 
     def _query_scale(self, mixer: Mixer) -> float:
-        """What a key is multiplied by to ask for it (see the module): measured on one pair, with neutral gates."""
+        """The factor from a key to its query, measured on one pair at neutral gates (see the module)."""
         key = mixer.q_proj.weight.new_zeros(1, 1, 1, self.d_key)
         key[..., 0] = 1
-        gates = self._gates(mixer, mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model), {})
+        hidden = key.new_zeros(1, 1, mixer.d_model)
+        gates = number_gates(mixer, hidden, _neutral(mixer, {}))
         if mixer.linear_in_v:
             once, twice = (float(mixer.effective_attention(scale * key, key, gates)) for scale in (1, 2))
             if once > 0 and abs(twice - 2 * once) < 1e-4 * once:
                 return 1 / once
         sharpness = self.d_key**0.5 if self.sharpness is None else self.sharpness
-        return sharpness * self.d_key**0.5
+        return float(sharpness * self.d_key**0.5)
 
-    def _writes(self, sequences: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Keys (b n k), and at every place which of them is written and with which candidate (b t each)."""
+    def _writes(
+        self, sequences: int, rng: np.random.Generator
+    ) -> tuple[Vectors, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
+        """The keys (b n k), and for every position which of them is written (b t), and with which candidate (b t)."""
+        n = self._pairs
         key = self._keys(1 if self.shared_keys else sequences, rng)
         key = np.broadcast_to(key, (sequences, *key.shape[1:]))
-        drawn = rng.random((sequences, self.candidates)).argsort(axis=1)[:, : self.pairs + self.overwrites]
-        again = rng.random((sequences, self.pairs)).argsort(axis=1)[:, : self.overwrites]
-        every = np.tile(np.arange(self.pairs), (sequences, self.passes))
-        value = np.concatenate([np.tile(drawn[:, : self.pairs], self.passes), drawn[:, self.pairs :]], axis=1)
-        return key, np.concatenate([every, again], axis=1), value
+        drawn = rng.random((sequences, self.candidates)).argsort(axis=1)[:, : n + self.overwrites]
+        again = rng.random((sequences, n)).argsort(axis=1)[:, : self.overwrites]
+        each = np.tile(np.arange(n), (sequences, self.passes))
+        value = np.concatenate([np.tile(drawn[:, :n], self.passes), drawn[:, n:]], axis=1)
+        return key, np.concatenate([each, again], axis=1), value
 
-    def _keys(self, sequences: int, rng: np.random.Generator) -> np.ndarray:
-        x = rng.standard_normal((sequences, self.pairs, self.d_key))
+    def _keys(self, sequences: int, rng: np.random.Generator) -> Vectors:
+        x = rng.standard_normal((sequences, self._pairs, self.d_key))
         if self.keys == "orthogonal":
             x = np.linalg.qr(x.swapaxes(1, 2))[0].swapaxes(1, 2)
         elif self.keys == "correlated":
-            common = unit(rng.standard_normal((sequences, 1, self.d_key)))
-            x = unit(x - (x * common).sum(-1, keepdims=True) * common)
+            common = _unit(rng.standard_normal((sequences, 1, self.d_key)))
+            x = _unit(x - (x * common).sum(-1, keepdims=True) * common)
             x = self.cosine**0.5 * common + (1 - self.cosine) ** 0.5 * x
-        elif self.keys in MAPS:
-            x = MAPS[self.keys](torch.from_numpy(x)).numpy()
-        x = unit(x)
-        return unit(x - x.mean(axis=1, keepdims=True)) if self.centered else x
+        elif self.keys in MAPPED:
+            x = FIXED[self.keys](torch.from_numpy(x)).numpy()
+        x = _unit(x)
+        return _unit(x - x.mean(axis=1, keepdims=True)) if self.centered else x
 
-    def _ask(self, pair: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For every place the last place, itself at the latest, at which some key drawn at random was written."""
+    def _sources(self, pair: Int[np.ndarray, "b t"], rng: np.random.Generator) -> Int[np.ndarray, "b t"]:
+        """For every position t, the last position up to t that wrote a key; the key is drawn from those written."""
         sequences, length = pair.shape
         order = pair.argsort(axis=1, kind="stable")
         ordered = np.take_along_axis(pair, order, axis=1)
-        follows = np.full((sequences, length), length)
+        # next_write[s]: the position that writes the key of position s again; length where none does.
+        next_write = np.full((sequences, length), length)
         later = np.where(ordered[:, 1:] == ordered[:, :-1], order[:, 1:], length)
-        np.put_along_axis(follows, order[:, :-1], later, axis=1)
-        here = np.arange(length)
-        source = (rng.random((sequences, length)) * np.minimum(here + 1, self.pairs)).astype(np.int64)
+        np.put_along_axis(next_write, order[:, :-1], later, axis=1)
+        position = np.arange(length)
+        source = (rng.random((sequences, length)) * np.minimum(position + 1, self._pairs)).astype(np.int64)
         while True:
-            after = np.take_along_axis(follows, source, axis=1)
-            if (after > here).all():
+            after = np.take_along_axis(next_write, source, axis=1)
+            if (after > position).all():
                 return source
-            source = np.where(after <= here, after, source)
+            source = np.where(after <= position, after, source)
 
 
-def unit(x: np.ndarray) -> np.ndarray:
-    """x at unit length along its last axis."""
+def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:
+    """Options of the mixer that have no effect with the oracle → the reason, and what to set instead."""
+    reason = "the oracle gives queries, keys and values directly to one head of the mechanism"
+    found = {f.name: reason for f in fields(Mixer) if f.name != "d_model"}
+    found |= {name: f"the oracle sets it; set oracle.{name}" for name in ("d_key", "d_value")}
+    gates = " or ".join(f"oracle.gates.{gate}" for gate in mixer_class.neutral_gates) or "oracle.gates"
+    return found | dict.fromkeys(mixer_class.gate_options, f"it only shapes learned gates; set {gates}")
+
+
+def refuse_ineffective(mixer: Mixer) -> None:
+    """Raises ValueError, naming the option, where one that only shapes learned gates differs from its default."""
+    reasons = ineffective_options(type(mixer))
+    for option in fields(mixer):
+        changed = option.name in mixer.gate_options and getattr(mixer, option.name) != option.default
+        require(not changed, f"mixer.{option.name} has no effect with the oracle: {reasons[option.name]}")
+
+
+def check_neutral(mixer: Mixer, given: Mapping[str, float | int]) -> None:
+    """Raises ValueError for a gate of unknown neutral value, unless the mechanism as it is writes all, forgets nothing.
+
+    A gate is unknown where it is neither given as a number, nor fixed by the mixer's options, nor declared in the
+    mechanism's neutral_gates. With all other gates at their neutral values, three properties are then tested:
+    one pair alone is answered with its value (cosine of at least .999); where keys enter unmapped, the first of
+    several orthogonal pairs is answered as before after the others are written; and where the mechanism is linear in v,
+    a key that is written twice, with other keys between, has the first write's weight either kept or replaced.
+    """
+    gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
+    unknown = [name for name in gates if name not in {*given, *mixer.fixed_gates, *mixer.neutral_gates}]
+    if not unknown:
+        return
+    numbers, pairs = _neutral(mixer, given), min(8, mixer.d_key)
+    cosine = answers_one_pair(mixer, numbers)
+    if cosine < 0.999:
+        fault = f"one pair alone is not answered with its value (cosine {cosine:.3f})"
+    elif reads_unmapped_keys(mixer, numbers) and (kept := keeps_first_pair(mixer, numbers, pairs)) < 0.999:
+        fault = f"after {pairs - 1} more writes {kept:.3f} of the first pair's answer is left"
+    elif mixer.linear_in_v and min(abs(kept := _weight_kept(mixer, numbers, pairs)), abs(kept - 1)) > 1e-3:
+        fault = f"a key written again keeps {kept:.3f} of its first write's weight, neither all nor none"
+    else:
+        return
+    name, gate = type(mixer).__name__, unknown[0]
+    raise ValueError(
+        f"{name} does not declare at which value of {', '.join(unknown)} it writes every pair and forgets nothing, and "
+        f"the values it computes do not: {fault}. Declare {name}.neutral_gates = {{{gate!r}: …}}, with the nearest "
+        f"value it has, or set oracle.gates.{gate}"
+    )
+
+
+def _neutral(mixer: Mixer, given: Mapping[str, float | int]) -> dict[str, float]:
+    """Neutral values of all gates that this mixer has, also of those its options fix; given: values of other gates."""
+    gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
+    return {name: float(x) for name, x in {**given, **mixer.neutral_gates}.items() if name in gates}
+
+
+@torch.no_grad()
+def _weight_kept(mixer: Mixer, numbers: Mapping[str, float], pairs: int) -> float:
+    """Weight of the first write of a key over that of its second write, with pairs − 1 orthogonal keys between."""
+    weight = mixer.q_proj.weight
+    k = torch.eye(mixer.d_key, dtype=weight.dtype, device=weight.device)[[*range(pairs), 0]]  # t k
+    k = k.expand(1, mixer.heads, -1, -1)
+    hidden = np.random.default_rng(0).standard_normal((1, pairs + 1, mixer.d_model))
+    gates = number_gates(mixer, torch.from_numpy(hidden).to(weight), numbers)
+    kept, last = mixer.effective_attention(k[:, :, -1:].expand_as(k), k, gates)[0, :, -1, [0, -1]].unbind(-1)
+    return float((kept / last).nan_to_num(nan=torch.inf).max())
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    """x scaled to unit length along its last axis."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)

@@ -80,7 +80,7 @@ def _template() -> jinja2.Template:
 
 
 def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, str]:
-    """Saves every figure that a module of recall_lab.figure draws of one task's rows; gives its png in base64 by name."""
+    """Saves every figure that a module of recall_lab.figure draws of one task's rows; returns each png as base64."""
     images: dict[str, str] = {}
     files: set[str] = set()
     for module in pkgutil.iter_modules(figures.__path__):

@@ -10,8 +10,6 @@ import shutil
 import time
 from pathlib import Path
 
-from recall_lab.folders import FORMAT
-
 ENVIRONMENT = "RECALL_LAB_SWEEP"
 """Environment variable that tells worker processes which command they belong to."""
 
@@ -41,7 +39,7 @@ class Sweep:
     def note(self, run: str, event: str, text: str = "") -> None:
         """Adds an event of a run to the journal: "started", or one of ENDED. Appending one line is atomic."""
         if self.private.is_dir():
-            line = json.dumps({"format": FORMAT, "run": run, "event": event, "text": text}, ensure_ascii=False)
+            line = json.dumps({"run": run, "event": event, "text": text}, ensure_ascii=False)
             with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
                 journal.write(line + "\n")
 

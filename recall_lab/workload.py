@@ -7,7 +7,6 @@ have an effect on the result, so the fields are also what a run's name is a hash
 import copy
 import dataclasses
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recall_lab import train
+from recall_lab import checkpoint, train
 from recall_lab.checks import require, whole_number
-from recall_lab.files import replacing, write_json
+from recall_lab.files import write_json
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
 from recall_lab.oracle import Oracle
 from recall_lab.probe import base as probing
+from recall_lab.probe.base import Probe
 from recall_lab.results import Row
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores, Testing, Training
@@ -31,12 +32,10 @@ from recall_lab.train import Cell, Scores, Testing, Training
 MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
 """Makes one layer's mixer from d_model; a list of them: the layers take them in turn."""
 
-Probe = Callable[..., list[Row]]
-
 log = logging.getLogger("recall_lab")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Workspace:
     """Where a run works: its folder and device, what shows its progress, and whether it should stop."""
 
@@ -84,7 +83,7 @@ class TrainAndTest(Workload):
 
     task: Task
     mixer: MixerFactory
-    model: Callable[..., nn.Module]
+    model: Callable[..., Model]
     """Makes the model from vocab, width and mixer."""
     train: Training
     test: Testing
@@ -111,10 +110,9 @@ class TrainAndTest(Workload):
                 _keep(model, space.folder / "weights" / f"{point['step']:06d}.pt")
             space.advance(point)
 
-        checkpoint = space.folder / "checkpoint.pt"
-        curve = train.train(
-            model, self.task, self.train, self.data_seed, space.device, checkpoint, report, stop=space.stop
-        )
+        saved = space.folder / "checkpoint.pt"
+        training = dataclasses.replace(self.train, cells=trained)
+        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop)
         write_json(space.folder / "curve.json", curve)
         validation = Scoring(
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences
@@ -131,7 +129,7 @@ class TrainAndTest(Workload):
 class AskOracle(Workload):
     """Runs the probes on a mechanism that is fed with random keys and values; nothing is trained.
 
-    Raises ValueError for a hybrid, which is no single mechanism, and where there is no probe.
+    Raises ValueError where there is no probe, and for a hybrid of several mechanisms.
     """
 
     oracle: Oracle
@@ -145,12 +143,13 @@ class AskOracle(Workload):
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
             whole_number(name, getattr(self, name), least=0)
-        require(not isinstance(self.mixer, list), "the oracle runs one mechanism, not a hybrid of several")
         require(
             bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
         )
 
     def run(self, space: Workspace) -> Outcome:
+        if isinstance(self.mixer, list):
+            raise ValueError("the oracle runs one mechanism, not a hybrid of several")
         torch.manual_seed(self.seed)
         rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
         mixer = self.oracle.mixer(self.mixer).to(space.device)
@@ -160,9 +159,9 @@ class AskOracle(Workload):
         }
         rows: list[Row] = []
         missing: list[str] = []
-        for name, probe in (self.probe or {}).items():
-            with _isolated(name, "", missing):
-                rows += _finite(probing.run_trace([probe], trace, copy.deepcopy(rng)), name, missing)
+        for probe in (self.probe or {}).values():
+            with _isolated("", missing):
+                rows += probing.run_on_trace(probe, trace, copy.deepcopy(rng))
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
 
@@ -176,7 +175,7 @@ class ProbeRun(Workload):
 
     task: Task
     mixer: MixerFactory
-    model: Callable[..., nn.Module]
+    model: Callable[..., Model]
     train: Training
     test: Testing
     probe: dict[str, Probe] | None = None
@@ -193,7 +192,7 @@ class ProbeRun(Workload):
             try:
                 model.load_state_dict(weights)
             except RuntimeError as error:
-                raise ValueError(f"{self.swapped or 'the mixer'} has other weights than the trained one") from error
+                raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
             found, failed = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
             missing += failed
@@ -204,8 +203,8 @@ class ProbeRun(Workload):
     def _weights(self, space: Workspace) -> Iterator[tuple[int | None, dict[str, torch.Tensor]]]:
         """(step, weights) of every validation that was kept, and (None, weights) at the end of training."""
         for path in [] if self.swapped else sorted((space.folder / "weights").glob("*.pt")):
-            yield int(path.stem), train.load(path, space.device)
-        yield None, train.load(space.folder / "checkpoint.pt", space.device)["model"]
+            yield int(path.stem), checkpoint.load(path, space.device)
+        yield None, checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Scoring:
     sequences: Callable[[Task], int]
     """How many sequences of a cell are scored."""
 
-    def rows(self, model: nn.Module, space: Workspace) -> list[Row]:
+    def rows(self, model: Model, space: Workspace) -> list[Row]:
         """The metrics of `train.evaluate`, the chance level, and the size of the state at the end of a sequence."""
         rows: list[Row] = []
         for cell in self.cells:
@@ -236,43 +235,38 @@ class Scoring:
 
 
 def probe_model(
-    probes: dict[str, Probe] | None, model: nn.Module, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
+    probes: dict[str, Probe] | None, model: Model, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
 ) -> tuple[list[Row], list[str]]:
-    """The rows of every probe in every cell, and a line for each that failed. Each cell has a stream of data of its
-    own, and no probe's draws depend on which other probes there are."""
+    """The rows of every probe in every cell, and one line for each that failed.
+
+    Each cell has its own stream of data, and no probe's draws depend on which other probes there are.
+    """
     rows: list[Row] = []
     missing: list[str] = []
     for cell in cells if probes else []:
         at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
         batch = at.sample(sequences, rng)
-        for name, probe in (probes or {}).items():
-            with _isolated(name, f" in cell {cell}", missing):
-                found = _finite(probing.run([probe], model, batch, copy.deepcopy(rng)), name, missing)
-                rows += [{**cell_columns(at), "split": "probe", **row} for row in found]
+        columns = {**cell_columns(at), "split": "probe"}
+        traces = probing.trace_model(model, batch)
+        for probe in (probes or {}).values():
+            draws = copy.deepcopy(rng)
+            with _isolated(f" (cell {cell})", missing):
+                if probing.takes(probe) == "trace":
+                    found = [row for trace in traces for row in probing.run_on_trace(probe, trace, draws)]
+                else:
+                    found = probing.run_on_model(probe, model, batch, draws)
+                rows += [{**columns, **row} for row in found]
     return rows, missing
 
 
 @contextmanager
-def _isolated(probe: str, where: str, missing: list[str]) -> Iterator[None]:
+def _isolated(where: str, missing: list[str]) -> Iterator[None]:
     """Lets one probe fail without the others: the failure becomes a line of `missing`."""
     try:
         yield
-    except Exception as error:
-        log.exception("probe %s failed%s", probe, where)
-        missing.append(f"probe {probe}{where}: {one_line(error)}")
-
-
-def _finite(rows: list[Row], probe: str, missing: list[str]) -> list[Row]:
-    """The rows whose numbers are finite; the metrics of the others become lines of `missing`."""
-    good, bad = [], {}
-    for row in rows:
-        numbers = [value for value in row.values() if isinstance(value, float)]
-        if all(map(math.isfinite, numbers)):
-            good.append(row)
-        else:
-            bad[row["metric"]] = {name: value for name, value in row.items() if name not in ("metric", "probe")}
-    missing += [f"probe {probe}: metric {metric} is not finite, for example {row}" for metric, row in bad.items()]
-    return good
+    except probing.ProbeError as error:
+        log.exception("a probe failed%s", where)
+        missing.append(one_line(error) + where)
 
 
 def cell_columns(task: Task) -> Row:
@@ -282,5 +276,4 @@ def cell_columns(task: Task) -> Row:
 
 def _keep(model: nn.Module, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
-    with replacing(path) as temporary:
-        torch.save(model.state_dict(), temporary)
+    checkpoint.write(path, model.state_dict())

@@ -1,8 +1,12 @@
-"""What the tests share. Every annotation of recall_lab (shapes too) is checked while they run."""
+"""What the tests share. Every type annotation of recall_lab, shapes included, is checked while they run."""
 
+import copy
 import math
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ install_import_hook("recall_lab", "typechecker.check")
 import torch  # noqa: E402
 from hydra import compose, initialize_config_dir  # noqa: E402
 from hydra.utils import instantiate  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
 
 from recall_lab.model import Model  # noqa: E402
 from recall_lab.task.mqar import MQAR  # noqa: E402
@@ -27,12 +32,17 @@ TASK = MQAR(vocab=32, length=16, pairs=4)
 
 
 def names(group: str) -> list[str]:
-    """The options of a config group: what parametrised tests run over."""
+    """The options of a config group: the parameters of many tests."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def config(*overrides: str):
-    """The real configuration, composed as the command line does."""
+def config(*overrides: str) -> DictConfig:
+    """The real configuration, composed as the command line does; a copy, so that a test may change it."""
+    return copy.deepcopy(_composed(*overrides))
+
+
+@cache
+def _composed(*overrides: str) -> DictConfig:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides))
 
@@ -63,7 +73,7 @@ def ratio(x: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
-    """Processor time of the fastest run of each, all in turn, so that a busy machine disturbs them alike."""
+    """Processor time of the fastest call of each function. They take turns: a busy machine affects all alike."""
     best = [math.inf] * len(runs)
     for _ in range(times):
         for i, run in enumerate(runs):
@@ -73,7 +83,28 @@ def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
     return best
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process per core for the suite, at most eight.
+
+    A single process for named files, which end sooner than workers start; for benchmarks, which workers would disturb;
+    and for tests on the GPU, which is only one.
+    """
+    suite = all(Path(argument).is_dir() and "benchmarks" not in argument for argument in config.args)
+    if not suite or config.option.markexpr == "gpu":
+        return 0
+    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Bit-equal reruns need a fixed thread count."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The test works in an empty folder, with the command line's traces removed afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):
+        monkeypatch.delenv(name, raising=False)

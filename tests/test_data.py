@@ -78,8 +78,8 @@ def test_derived_cells_that_are_impossible_are_left_out_and_named(caplog):
     assert cells_tested(MQAR(vocab=16, pairs=7), None, [{}]) == [{}]
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
-    assert messages[0].startswith("test cell {'length': 128, 'pairs': 14} is left out: pairs=14")
-    assert messages[1].startswith("test cell {'length': 256, 'pairs': 28} is left out: pairs=28")
+    assert messages[0].startswith("a cell of the derived grid is left out: length=128, pairs=14: pairs=14")
+    assert messages[1].startswith("a cell of the derived grid is left out: length=256, pairs=28: pairs=28")
 
 
 def test_a_grid_of_values_stands_for_every_combination():

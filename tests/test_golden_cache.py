@@ -13,7 +13,7 @@ LIMIT = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 5e-5)}
 MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting}
 CASES = {
     "softmax": ("softmax_attn", "o", {}),
-    "softmax, sink": ("softmax_attn", "o_sink", {"sink": True}),
+    "softmax, learned sink": ("softmax_attn", "o_sink", {"learned_sink": True}),
     "window": ("softmax_attn", "o_window5", {"budget": 5}),
     "forgetting": ("forgetting_attn", "o", {}),
     "forgetting, long": ("forgetting_attn__long", "o", {}),
@@ -32,8 +32,8 @@ def test_golden(case, how, dtype):
         name: arrays[name].to(dtype).transpose(1, 2).requires_grad_() for name in ("q", "k", "v", "g") if name in arrays
     }
     gates = {"log_forget": x["g"]} if "g" in x else {}
-    if options.get("sink"):
-        gates["sink"] = arrays["sink_bias"].to(dtype)[:, None].expand(x["q"].shape[:3])
+    if options.get("learned_sink"):
+        gates["sink_logit"] = arrays["sink_bias"].to(dtype)[:, None].expand(x["q"].shape[:3])
     if how == "split":
         cut = x["q"].shape[2] // 3
         parts, memory = [], None

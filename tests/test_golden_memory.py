@@ -121,8 +121,10 @@ CASES: dict[str, Case] = {
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),
     "gated_delta_rule": through(GatedDelta, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
     "kda": through(KDA, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
-    "rwkv7": engine(lambda x: Update(x["k"], x["v"], x["w"], -x["kk"], x["kk"] * x["a"], undecayed=True), scaled=False),
-    "dplr": engine(lambda x: Update(x["k"], x["v"], x["g"], x["a"], x["b"], undecayed=True)),
+    "rwkv7": engine(
+        lambda x: Update(x["k"], x["v"], x["w"], -x["kk"], x["kk"] * x["a"], reads_before_decay=True), scaled=False
+    ),
+    "dplr": engine(lambda x: Update(x["k"], x["v"], x["g"], x["a"], x["b"], reads_before_decay=True)),
     "iplr": engine(lambda x: Update(x["k"], x["v"], None, x["a"], x["b"])),
     "mesa_net": mesa,
     "based": through(Based, window=0),
@@ -213,7 +215,7 @@ def test_rwkv7_keys(parts):
     # The erasing keys of the golden file's formula, −κ and a ⊙ κ with κ of unit length.
     assert torch.allclose(update.erase_read.norm(dim=-1), torch.ones(2, 2, 16, dtype=torch.float64))
     assert torch.allclose(update.erase_key, -update.erase_read * a)
-    assert update.undecayed
+    assert update.reads_before_decay
 
 
 def test_output_norm_and_gate(parts):

@@ -99,7 +99,7 @@ def test_impossible_sizes(size, message):
 
 
 def test_every_mixer_of_a_list_needs_a_layer():
-    with pytest.raises(ValueError, match="model.layers=1: must be at least the number of mixers, 2"):
+    with pytest.raises(ValueError, match=r"model\.layers=1: must be at least the number of mixers, 2"):
         build("hybrid", layers=1)
 
 

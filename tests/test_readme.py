@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its task and mixer, its commands, its picture of the house."""
+"""What the README shows is what happens: its task and mixer, its commands."""
 
 import importlib
 import os
@@ -79,13 +79,3 @@ def test_every_command_shown_parses():
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]
             compose(overrides)
-
-
-def test_the_picture_of_the_house_is_true():
-    (picture,) = re.findall(r"^recall_lab/ +floor\n(.*?)^```", TEXT, re.S | re.M)
-    from test_house import FLOOR
-
-    drawn = dict(re.findall(r"^  (\w+)(?:\.py|/) .* (\d)$", picture, re.M))
-    there = {path.stem for path in (ROOT / "recall_lab").iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert {name: int(floor) for name, floor in drawn.items()} == {name: FLOOR[name] for name in drawn}
-    assert set(drawn) == {name for name in there if not name.startswith("__")} | {"__main__"}

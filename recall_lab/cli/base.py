@@ -65,10 +65,13 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     settings = OmegaConf.to_container(config.workload, resolve=True)
     assert isinstance(settings, dict)
     task = choices["task"] if "task" in settings else "oracle"
-    general = {name: OmegaConf.to_container(config, resolve=True)[name] for name in GENERAL if name not in PLACEMENT}  # type: ignore[index,call-overload]
-    return {str(key): value for key, value in settings.items()} | general | {
-        "choice": {"task": task, "mixer": choices["mixer"]}
-    }  # fmt: skip
+    circumstances = {
+        "select": list(config.select),
+        "device": config.device,
+        "threads": config.threads,
+        "choice": {"task": task, "mixer": choices["mixer"]},
+    }
+    return {str(key): value for key, value in settings.items()} | circumstances
 
 
 def refuse(config: DictConfig, overrides: list[Override]) -> None:
@@ -95,16 +98,18 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
 
 
 def _refuse_twice(overrides: list[Override]) -> None:
-    seen: set[str] = set()
+    """Of a setting given twice Hydra takes the last value: right for single values, wrong where one is a sweep."""
     for override in overrides:
         key = override.get_key_element()
-        if key in seen and not override.is_delete():
-            raise ValueError(f"{key} is given twice; only one value, or one sweep over values, can count")
-        seen.add(key)
+        same = [other for other in overrides if other.get_key_element() == key]
+        require(
+            len(same) == 1 or not any(other.is_sweep_override() for other in same),
+            f"{key} is given twice: {' and '.join(str(other.input_line) for other in same)}; give one list of values",
+        )
 
 
 def _refuse_unknown(config: DictConfig) -> None:
-    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {"task", "mixer", "workload"}  # type: ignore[union-attr]
+    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {"task", "mixer", "workload"}
     for name in sorted({str(key) for key in config} - known):
         raise ValueError(no_setting(name))
 

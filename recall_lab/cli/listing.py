@@ -51,7 +51,7 @@ def facts(mixer: str) -> list[str]:
 
 def describe(path: Path) -> str:
     """The docstring of what a yaml's `_target_` names, read without importing it; else the yaml's leading comment."""
-    target = OmegaConf.load(path).get("_target_")
+    target = OmegaConf.select(OmegaConf.load(path), "_target_")
     if target is None:
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         return "\n".join(line for line in comments if not line.startswith("@package"))

@@ -78,7 +78,7 @@ def app(config: DictConfig) -> float:
     hydra_config = HydraConfig.get()
     parent = Path(str(config.root), str(config.name))
     alone = hydra_config.mode != RunMode.MULTIRUN
-    return runner.execute(resolved(config, hydra_config.runtime.choices), parent, alone)
+    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
 
 
 def main(arguments: list[str]) -> int:

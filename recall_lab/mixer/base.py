@@ -1,78 +1,91 @@
-"""What a mixer is: the part of a block that carries information from one token to another.
+"""The contract of a mixer, the part of a block that carries information from one token to later ones.
 
-The base holds what all mechanisms share (projections, short convolution, norms, output gate); a mechanism adds
-its mathematics as `parallel` and `recurrence`, which depend on nothing but their arguments and the mechanism's
-own options. Everything else follows from those two.
+`Mixer` holds what all mechanisms share: projections, short convolution, norms and output gate. A mechanism is a
+subclass that adds its mathematics as `parallel` and `recurrence`, pure functions of (q, k, v, gates), the state and
+the options. Everything else follows from these two.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recall_lab.checks import flag, require, whole_number
 from recall_lab.mixer.short_conv import ShortConv
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
+
+if TYPE_CHECKING:
+    Width = int
+else:
+    Width = int | None
+"""A width that may be given as None. The mixer replaces None when it is made, so whoever reads it finds a number."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Mixer(nn.Module, ABC):
     """y = o_proj(gate(norm(mechanism(q, k, v, gates)))), with q, k, v projected from x and convolved.
 
-    A mechanism is a subclass, itself a dataclass declared like this one, that adds its options as fields and its
-    own weights in `__post_init__` (after calling the base's).
+    A mechanism is a subclass, itself a dataclass with the same decorator. It declares its options as fields and makes
+    its own weights in `__post_init__`, after calling the base's.
+    Raises ValueError for sizes or options that are impossible, naming them.
     """
 
     d_model: int
     heads: int = 1
-    d_key: int | None = None
-    """Width of a key, of each head; d_model / heads where none is given."""
-    d_value: int | None = None
-    """Width of a value, of each head; d_model / heads where none is given."""
+    d_key: Width = None  # type: ignore[assignment]  # see Width
+    """Width of a key, per head; None: d_model / heads."""
+    d_value: Width = None  # type: ignore[assignment]  # see Width
+    """Width of a value, per head; None: d_model / heads."""
     short_conv: int = 4
-    """Width of the causal depthwise convolution over q, k and v; 0 for none."""
+    """Width of the causal depthwise convolution over q, k and v; 0: none."""
     conv_activation: bool = False
-    """SiLU behind the short convolution (or, where that is 0, on the projections)."""
+    """Apply SiLU after the short convolution, or to the projections where there is no convolution."""
     qk_norm: bool = False
-    """k scaled to unit length (l2), and q to a learned length a head (Henry et al., arXiv 2010.04245).
+    """Scale k to unit length (l2) and q to a learned length per head (Henry et al., arXiv 2010.04245).
 
-    That length starts at d_key, where q·k / √d_key spreads as widely as it does for q and k of unit variance; at 1
-    the scores of a softmax would be nearly equal and the read-out of a memory nearly nothing."""
+    The learned length starts at d_key: then q·k / √d_key has the same spread as for q and k of unit variance. At 1
+    the scores of a softmax would be nearly equal, and what is read from a state nearly zero."""
     output_norm: bool = False
-    """RMS norm of each head's output."""
+    """Apply an RMS norm to each head's output."""
     output_gate: bool = False
-    """o ⊙ SiLU(g_proj x)."""
+    """Multiply the output by SiLU(g_proj x)."""
 
     linear_in_v: ClassVar[bool] = True
     """Whether o = A v for weights A that do not depend on v."""
-    neutral_gates: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    neutral_gates: ClassVar[Mapping[str, float]] = {}
     """Gate name → the value at which the mechanism writes every pair completely and forgets nothing.
 
     A mechanism that has no such value declares the nearest one it has."""
     gate_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that act on how gates are computed from x and on nothing else.
 
-    They have no effect where gates are given as numbers."""
+    They have no effect where each gate is given as one number."""
+    no_weight_decay: ClassVar[tuple[str, ...]] = ()
+    """Names of the mechanism's own parameters that weight decay must not touch, although they have two axes or more.
+
+    Parameters with fewer axes (biases, norms, lengths, decays) are exempt without being named."""
 
     def __post_init__(self) -> None:
         super().__init__()
-        least = {"d_model": 1, "heads": 1, "d_key": 1, "d_value": 1, "short_conv": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is None and name in ("d_key", "d_value"):
-                if self.d_model % self.heads:
-                    raise ValueError(
-                        f"d_model={self.d_model} is not divisible by heads={self.heads}; give {name} yourself, "
-                        "or choose heads that divide d_model"
-                    )
+        whole_number("d_model", self.d_model)
+        whole_number("heads", self.heads)
+        for name in ("d_key", "d_value"):
+            if getattr(self, name) is None:
+                require(
+                    self.d_model % self.heads == 0,
+                    f"d_model={self.d_model} is not divisible by heads={self.heads}; give {name} yourself, "
+                    "or choose heads that divide d_model",
+                )
                 setattr(self, name, self.d_model // self.heads)
-            elif not isinstance(value, int) or value < smallest:
-                raise ValueError(f"{name}={value!r}: a whole number of at least {smallest}")
+            whole_number(name, getattr(self, name))
+        whole_number("short_conv", self.short_conv, least=0)
+        for name in ("conv_activation", "qk_norm", "output_norm", "output_gate"):
+            flag(name, getattr(self, name))
         keys, values = self.heads * self.d_key, self.heads * self.d_value
         self.q_proj = nn.Linear(self.d_model, keys, bias=False)
         self.k_proj = nn.Linear(self.d_model, keys, bias=False)
@@ -85,13 +98,13 @@ class Mixer(nn.Module, ABC):
 
     @property
     def fixed_gates(self) -> frozenset[str]:
-        """Names of the gates that this mixer's options set to a constant, whatever x is (decay=0.9)."""
+        """Names of the gates that this mixer's options set to constants, whatever x is (decay=0.9)."""
         return frozenset()
 
     # The mechanism: pure functions of (q, k, v, gates), all b h t d.
 
     def gates(self, x: Hidden) -> Gates:
-        """What the mechanism draws from x besides q, k and v: name → b h t (…)."""
+        """What the mechanism computes from x besides q, k and v: name → b h t (…)."""
         return {}
 
     @abstractmethod
@@ -116,7 +129,7 @@ class Mixer(nn.Module, ABC):
     ) -> tuple[Value, State]:
         """The outputs and the final state of `parallel`, computed by one `recurrence` per position: slow, for tests."""
         state = self.empty_state(q, v) if state is None else state
-        outputs = []
+        outputs = [v[:, :, :0]]
         for t in range(q.shape[2]):
             here = slice(t, t + 1)
             gate = {name: value[:, :, here] for name, value in gates.items()}
@@ -125,7 +138,7 @@ class Mixer(nn.Module, ABC):
         return torch.cat(outputs, dim=2), state
 
     def effective_attention(self, q: Query, k: Query, gates: Gates) -> Attention:
-        """A (b h t s) with o = A v: the mechanism run on the identity in place of v.
+        """A (b h t s) with o = A v: the mechanism applied to the identity in place of v.
 
         Raises TypeError for a mechanism that is not linear in v.
         """
@@ -135,7 +148,7 @@ class Mixer(nn.Module, ABC):
             )
         b, h, t, _ = q.shape
         identity = torch.eye(t, dtype=q.dtype, device=q.device).expand(b, h, t, t)
-        return self.parallel(q, k, identity, gates)[0]
+        return self.parallel(q, k, identity, gates)[0] if t else identity
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
         """q, k, v and gates of x, and the short convolution's part of the new state."""
@@ -147,12 +160,12 @@ class Mixer(nn.Module, ABC):
         if self.conv_activation:
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
-        if self.qk_norm:
-            q, k = self.q_length[:, None, None] * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        if self.q_length is not None:
+            q, k = self.q_length[:, None, None] * l2_normalize(q), l2_normalize(k)
         return q, k, v, self.gates(x), carried
 
     def read_out(self, o: Value, x: Hidden) -> Hidden:
-        """From the mechanism's outputs back to the width of the model: norm, gate, o_proj."""
+        """The mixer's output y from the mechanism's outputs o: norm, gate, o_proj."""
         if self.norm is not None:
             o = self.norm(o)
         o = o.transpose(1, 2).flatten(2)
@@ -161,21 +174,26 @@ class Mixer(nn.Module, ABC):
         return self.o_proj(o)
 
     def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
-        """The whole segment x at once, continuing from `state`; also the state it leaves."""
+        """The outputs for a segment x that follows `state`, and the state after it.
+
+        An empty segment (t = 0) has empty outputs and leaves the state as it is.
+        """
+        if x.shape[1] == 0:
+            return x, self.initial_state(len(x)) if state is None else state
         q, k, v, gates, carried = self.project(x, state)
         before = None if state is None else {name: part for name, part in state.items() if name != "conv"}
         o, after = self.parallel(q, k, v, gates, before)
         return self.read_out(o, x), after | carried
 
     def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
-        """One token (t = 1), from the state the token before left: what decoding runs."""
+        """The output for one token (t = 1) that follows `state`, and the state after it: one step of decoding."""
         q, k, v, gates, carried = self.project(x, state)
         before = {name: part for name, part in state.items() if name != "conv"}
         o, after = self.recurrence(q, k, v, gates, before)
         return self.read_out(o, x), after | carried
 
     def initial_state(self, batch: int = 1) -> State:
-        """The state before the first token, on the weights' device and in their type."""
+        """The state before the first token, on the device and in the type of the weights."""
         x = self.q_proj.weight.new_zeros(batch, 1, self.d_model)
         q = x.new_zeros(batch, self.heads, 1, self.d_key)
         state = self.empty_state(q, x.new_zeros(batch, self.heads, 1, self.d_value))
@@ -183,22 +201,55 @@ class Mixer(nn.Module, ABC):
 
     @torch.no_grad()
     def state_size(self, length: int) -> tuple[int, int]:
-        """(elements, bytes) carried from place `length` to the next, for one sequence.
+        """(elements, bytes) carried from token `length` to the next one, for one sequence.
 
-        Counted on the state that `step` hands on, short-convolution cache included; nothing is derived.
+        They are counted on the state that `step` returns, the short convolution's cache included.
         """
         x = self.q_proj.weight.new_zeros(1, length, self.d_model)
-        state = self.initial_state()
-        if length > 1:
-            _, state = self.forward(x[:, 1:], state)
+        _, state = self.forward(x[:, 1:], self.initial_state())
         _, state = self.step(x[:, :1], state)
-        return sum(p.numel() for p in state.values()), sum(p.numel() * p.element_size() for p in state.values())
+        return state_elements(state), state_bytes(state)
+
+
+def state_elements(state: State) -> int:
+    """How many numbers a state holds, over its whole batch."""
+    return sum(part.numel() for part in state.values())
+
+
+def state_bytes(state: State) -> int:
+    """How many bytes a state holds, over its whole batch."""
+    return sum(part.numel() * part.element_size() for part in state.values())
+
+
+def query_scale(d_key: int) -> float:
+    """1 / √d_key, by which a query is multiplied before it is read with or compared with keys.
+
+    rwkv7, mamba2, log_linear and mesa do without it, as their papers do.
+    """
+    return d_key**-0.5
+
+
+SHORT = 1e-3
+"""Length of a vector below which `l2_normalize` limits the gradient."""
+
+
+def l2_normalize(x: Tensor) -> Tensor:
+    """x / ‖x‖₂ along the last axis, and 0 for a vector of zeros.
+
+    The gradient grows as 1 / ‖x‖. It is limited to its size at ‖x‖ = SHORT, and it is 0 for a vector of zeros, whose
+    direction is undefined: a single such vector would otherwise outweigh the gradients of all others.
+    """
+    share = (x.detach().norm(dim=-1, keepdim=True) / SHORT).clamp(max=1)
+    x = x.detach() + share * (x - x.detach())  # x itself, with its gradient times share
+    return F.normalize(x, dim=-1, eps=max(1e-12, torch.finfo(x.dtype).tiny))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What one mixer saw and gave on one batch. A trained model makes one a layer, the oracle one from random
-    vectors; a probe does not know the difference."""
+    """What one mixer computed on one batch.
+
+    A trained model makes one for each layer, the oracle makes one from random vectors; a probe treats both alike.
+    """
 
     mixer: Mixer
     q: Query
@@ -206,9 +257,9 @@ class Trace:
     v: Value
     gates: Gates
     o: Value
-    """The mechanism's own outputs, before norm, gate and o_proj: A v where it is linear in v."""
+    """The mechanism's outputs, before norm, gate and o_proj: A v where it is linear in v."""
     source: Int[Tensor, "b t"]
-    """For each query the place that holds its answer; IGNORE where nothing is asked."""
+    """For each query the position that holds its answer; IGNORE where a position has no query to score."""
     layer: int = 0
     candidates: Float[Tensor, "n v"] | None = None
-    """The values that an answer is told apart from; the sequence's own where None."""
+    """The values among which an answer is identified; None: the values of its own sequence."""

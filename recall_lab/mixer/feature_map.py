@@ -1,15 +1,22 @@
-"""Feature maps φ for linear attention: softmax's kernel e^{q·k} replaced by φ(q)·φ(k)."""
+"""Feature maps φ for linear attention, which replace softmax's kernel e^{q·k} by φ(q)·φ(k)."""
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from recall_lab.checks import choice
 
-def taylor(x: Tensor) -> Tensor:
-    """e^z to the second order: φ(q)·φ(k) = 1 + z + z²/2 with z = q·k / √d; (… d) → (… 1 + d + d (d + 1) / 2).
+Input = Float[Tensor, "*batch d"]
+Features = Float[Tensor, "*batch f"]
 
+
+def taylor(x: Input) -> Features:
+    """The Taylor series of e^z to the second order: φ(q)·φ(k) = 1 + z + z²/2 with z = q·k / √d.
+
+    The number of features is f = 1 + d + d (d + 1) / 2.
     Source: Based, Arora et al., arXiv 2402.18668.
     """
     d = x.shape[-1]
@@ -19,8 +26,8 @@ def taylor(x: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(x[..., :1]), x / d**0.25, square, mixed], dim=-1)
 
 
-def dpfp(x: Tensor, nu: int = 2) -> Tensor:
-    """Deterministic parameter-free projection: r ⊙ roll(r, j) for r = relu([x, −x]) and j = 1…ν; (… d) → (… 2 ν d).
+def dpfp(x: Input, nu: int = 2) -> Features:
+    """Deterministic parameter-free projection: r ⊙ roll(r, j), j = 1 … ν, with r = relu([x, −x]); f = 2 ν d.
 
     Source: Schlag et al., arXiv 2102.11174.
     """
@@ -29,7 +36,7 @@ def dpfp(x: Tensor, nu: int = 2) -> Tensor:
 
 
 class Hedgehog(nn.Module):
-    """A learned map: φ(x) = softmax([2y, −2y]) with y = W x + b, from W = 1, b = 0; (… d) → (… 2 d).
+    """A learned map: φ(x) = softmax([2y, −2y]) with y = W x + b; f = 2 d. At the start W = 1 and b = 0.
 
     Source: Zhang et al., arXiv 2402.04347.
     """
@@ -40,7 +47,7 @@ class Hedgehog(nn.Module):
         nn.init.eye_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Input) -> Features:
         y = 2 * self.linear(x)
         return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 
@@ -53,12 +60,13 @@ FIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "dpfp": dpfp,
     "taylor": taylor,
 }
+"""The maps that have no parameters, by name."""
 
 
-def feature_map(name: str, d: int) -> Callable[[Tensor], Tensor]:
-    """The map of that name for vectors of width d; a module where it is learned. Raises ValueError if unknown."""
-    if name == "hedgehog":
-        return Hedgehog(d)
-    if name not in FIXED:
-        raise ValueError(f"feature_map={name!r}: one of {', '.join(FIXED)}, hedgehog")
-    return FIXED[name]
+def make_map(name: str, d: int) -> Callable[[Tensor], Tensor]:
+    """The map of that name for vectors of width d: a function of FIXED, or a module where the map is learned.
+
+    Raises ValueError for an unknown name.
+    """
+    choice("feature_map", name, [*FIXED, "hedgehog"])
+    return Hedgehog(d) if name == "hedgehog" else FIXED[name]

@@ -1,46 +1,52 @@
 """Softmax attention with a forget gate (Forgetting Transformer, Lin et al., arXiv 2503.02130)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from recall_lab.mixer.cache import Cache, causal, extend, weigh
-from recall_lab.mixer.numerics import full_precision, without_autocast
+from recall_lab.mixer.cache import Cache, causal, extend, read
+from recall_lab.mixer.numerics import finite_log_decay, full_precision, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Forgetting(Cache):
-    """Softmax that lets old tokens fade by what has been read since.
+    """Softmax attention in which each new token lowers the weights of all earlier ones.
 
-    o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key + Σ_{r=s+1..t} g_r) v_s,  g_r = log σ(f_proj x_r) ≤ 0 a head;  A is that
-    softmax;  state: all k and v so far, and for each token the sum of g since. Every sum of g runs over just the
-    places it stands for, never being a difference of longer ones, so its error does not grow with what lies before.
+    o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key + Σ_{r=s+1..t} g_r) v_s,  g_r = log σ(f_proj x_r) ≤ 0 per head;  A is that
+    softmax;  state: all k and v so far, and `decay`, for each token the sum of g after it. Each sum of g is computed
+    from its own terms and never as a difference of two longer sums, so its error does not grow with the length.
+    Below −10⁴ (−inf included) g counts as −10⁴.
     Source: Lin et al., arXiv 2503.02130.
     """
+
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_forget": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.f_proj = nn.Linear(self.d_model, self.heads)
 
     def gates(self, x: Hidden) -> Gates:
-        return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}
+        return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}  # b h t
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        k, v = extend(state, k, v)
-        g = full_precision(gates["log_forget"])[..., None]  # b h t 1
-        t = g.shape[2]
-        ones = g.new_ones(t, t)
+        keys, values = extend(state, k, v)
+        g = finite_log_decay(full_precision(gates["log_forget"]))[..., None]  # b h t 1
+        ones = g.new_ones(g.shape[2], g.shape[2])
         with without_autocast(q):
-            since_memory, between, since = ones.tril() @ g, ones.tril() @ (g * ones.tril(-1)), ones.triu(1) @ g
-        faded = state["decay"][:, :, None]  # b h 1 s
-        logits = causal(q, k) + torch.cat([faded + since_memory, between], dim=-1)
-        # A weight below e^−80 is nought, lest numbers too small for float32 to hold well slow every product down.
+            total = ones.tril() @ g  # b h t 1: from the first new position to t
+            between = ones.tril() @ (g * ones.tril(-1))  # b h t t: after s, up to t
+            after = (ones.triu(1) @ g)[..., 0]  # b h t: after each new position
+        cached = state["decay"]  # b h s
+        logits = causal(q, keys) + torch.cat([cached[:, :, None] + total, between], dim=-1)  # b h t s+t
+        # A weight below e^−80 is set to zero: float32 would hold it as a subnormal number, which slows the products.
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
-        decay = torch.cat([state["decay"] + since_memory[:, :, -1], since[..., 0]], dim=-1)
-        return weigh(logits, v), {"k": k, "v": v, "decay": decay}
+        decay = torch.cat([cached + total[:, :, -1], after], dim=-1)
+        return read(logits, values), {"k": keys, "v": values, "decay": decay}
 
     def empty_state(self, q: Query, v: Value) -> State:
         return super().empty_state(q, v) | {"decay": full_precision(q)[:, :, :0, 0]}

@@ -1,6 +1,8 @@
 """Gated linear attention (Yang et al., arXiv 2312.06635)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import nn
@@ -11,12 +13,14 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GLA(MatrixMemory):
-    """A decay of its own for every key channel.
+    """Every key channel has its own decay.
 
     S_t = diag(α_t) S_{t−1} + k_t v_tᵀ,  o_t = S_tᵀ q_t / √d;  A_ts = Σ_c q_tc k_sc Π_{r=s+1..t} α_rc / √d;  state: S.
-    α = sigmoid(W x + b)^(1/16), near 1 at the start; W is full where the paper's has rank 16.
+    α = sigmoid(W x + b)^(1/16), near 1 at the start. W has full rank here, and rank 16 in the paper.
     Source: Yang et al., arXiv 2312.06635.
     """
+
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

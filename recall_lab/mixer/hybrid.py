@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from recall_lab.checks import require
 from recall_lab.mixer.base import Mixer
 
 
@@ -12,13 +13,13 @@ def hybrid(
     second: Callable[..., Mixer],
     third: Callable[..., Mixer] | None = None,
 ) -> list[Callable[..., Mixer]]:
-    """Layers of different mechanisms: what makes each layer's mixer, in the order of `pattern`, from the lowest up.
+    """The constructors of the layers' mixers, in the order of `pattern`, from the lowest layer up.
 
-    Not a mixer itself but a list where a single mechanism is one maker; a model with more layers than the pattern has
-    entries begins it again. [first, first, second] with 7 layers: 1 1 2 1 1 2 1.
-    Raises ValueError for an empty pattern, or one that names anything but the mechanisms given.
+    A model takes this list in place of a single constructor; with more layers than the pattern has entries it repeats
+    the pattern: [first, first, second] with 7 layers gives 1 1 2 1 1 2 1.
+    Raises ValueError for a pattern that is empty or holds anything but the names of the given mechanisms.
     """
-    given = {name: maker for name, maker in {"first": first, "second": second, "third": third}.items() if maker}
-    if not pattern or not set(pattern) <= given.keys():
-        raise ValueError(f"pattern={list(pattern)}: a list of {', '.join(given)}, at least one long")
+    given = {name: make for name, make in {"first": first, "second": second, "third": third}.items() if make}
+    fits = len(pattern) > 0 and set(pattern) <= given.keys()
+    require(fits, f"pattern={list(pattern)}: must be a list of one or more of {', '.join(given)}")
     return [given[name] for name in pattern]

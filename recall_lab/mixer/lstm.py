@@ -12,15 +12,16 @@ from recall_lab.shapes import Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LSTM(Mixer):
-    """A vector state behind gates that decide what it takes in, keeps and shows.
+    """A vector state with gates for what is written, kept and read out.
 
     [i, f, g, o] = W [q_t, k_t, v_t] + U h_{t−1} + b,  c_t = σ(f) c_{t−1} + σ(i) tanh(g),  o_t = h_t = σ(o) tanh(c_t),
-    each head for itself;  no A: h is not linear in v;  state: h and c, of d_value numbers a head each.
+    independently per head;  no A: h is not linear in v;  state: h and c, d_value numbers each per head.
     Source: Hochreiter and Schmidhuber, Neural Computation 9 (1997), with the forget gate of Gers et al. (2000), whose
-    bias starts at 1.
+    bias is 1 at the start.
     """
 
     linear_in_v: ClassVar[bool] = False
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,11 +34,14 @@ class LSTM(Mixer):
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
-        h, c = state["h"], state["c"]
+        if not q.shape[2]:
+            return v, state
+        h, c = state["h"], state["c"]  # b h 1 v
+        inputs = torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias  # b h t 4v
         outputs = []
-        for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
-            take, keep, new, show = (x + h @ self.hidden_weight).chunk(4, dim=-1)
-            c = torch.sigmoid(keep) * c + torch.sigmoid(take) * torch.tanh(new)
+        for x in inputs.split(1, dim=2):
+            write, keep, new, show = (x + h @ self.hidden_weight).chunk(4, dim=-1)
+            c = torch.sigmoid(keep) * c + torch.sigmoid(write) * torch.tanh(new)
             h = torch.sigmoid(show) * torch.tanh(c)
             outputs.append(h)
         return torch.cat(outputs, dim=2), {"h": h, "c": c}

@@ -1,6 +1,8 @@
 """Mamba-2 (Dao and Gu, arXiv 2405.21060)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +16,16 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 class Mamba2(MatrixMemory):
     """One learned step size Δ sets both how much is forgotten and how much is written.
 
-    S_t = e^{A Δ_t} S_{t−1} + Δ_t k_t v_tᵀ,  o_t = S_tᵀ q_t + D v_t, with A = −e^{A_log} < 0 and D a head;
+    S_t = e^{A Δ_t} S_{t−1} + Δ_t k_t v_tᵀ,  o_t = S_tᵀ q_t + D v_t, with A = −e^{A_log} < 0 and D, one each per head;
     A_ts = e^{A Σ_{r=s+1..t} Δ_r} Δ_s q_t·k_s + D [s = t];  state: S.
-    In the paper's letters C = q, B = k, x = v. Every head has its own B and C here, where the paper shares one among
-    all heads; norm and gate of the output are the options output_norm and output_gate.
+    In the paper's letters C = q, B = k, x = v. Here every head has its own B and C; in the paper all heads share one.
+    D starts at 1. The paper's norm and gate of the output are the options output_norm and output_gate.
     Source: Dao and Gu, arXiv 2405.21060.
     """
 
     conv_activation: bool = True
+
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "write": 1.0, "skip": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

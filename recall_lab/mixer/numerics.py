@@ -23,11 +23,22 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False) if known else nullcontext()
 
 
-def log_decay_sums(g: Tensor) -> Tensor:
-    """Σ_{r=s+1..t} g_r for every s ≤ t, and −inf for s > t (… t → … t s).
+LEAST_LOG_DECAY = -1e4
+"""A log decay below which e^g is zero in every type, also times any number of positions."""
 
-    Each sum runs over its own terms alone. A difference of two longer sums would lose a weak decay that follows a
-    strong one.
+
+def log_decay_sums(g: Tensor) -> Tensor:
+    """Σ_{r=s+1..t} g_r for every s ≤ t, and −inf for s > t (… t → … t s); g ≤ 0 may be −inf.
+
+    Each sum runs over its own terms alone: a difference of two longer sums would lose a weak decay beside a strong
+    one, and be NaN beside −inf. A g below LEAST_LOG_DECAY counts as LEAST_LOG_DECAY, which forgets as completely and
+    can be multiplied by zero. Its gradient is zero, as is that of e^g. Takes memory for t³ numbers beside the result.
     """
-    ones = g.new_ones(g.shape[-1], g.shape[-1])
-    return (ones.tril() @ (g[..., None] * ones.tril(-1))).masked_fill(ones.triu(1).bool(), -torch.inf)
+    t = g.shape[-1]
+    position = torch.arange(t, device=g.device)
+    first = position > position[:, None]  # s r: r comes after s
+    last = position <= position[:, None]  # t r: r is not after t
+    summed = (last[:, None] & first).flatten(0, 1).to(g.dtype)  # (t s) r
+    never = torch.zeros(t, t, dtype=g.dtype, device=g.device).masked_fill(first, -torch.inf).flatten()  # (t s)
+    sums = torch.addmm(never, g.clamp(min=LEAST_LOG_DECAY).reshape(-1, t), summed.mT)  # … (t s)
+    return sums.view(*g.shape, t)

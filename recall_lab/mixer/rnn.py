@@ -12,14 +12,15 @@ from recall_lab.shapes import Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RNN(Mixer):
-    """A vector state, rewritten through tanh at every token.
+    """A vector state that passes through tanh at every position.
 
-    h_t = tanh(W [q_t, k_t, v_t] + U h_{t−1} + b),  o_t = h_t, each head for itself;  no A: o is not linear in v;
-    state: h, of d_value numbers a head.
-    Source: Elman, Cognitive Science 14 (1990). U starts orthogonal.
+    h_t = tanh(W [q_t, k_t, v_t] + U h_{t−1} + b),  o_t = h_t, independently per head;  no A: o is not linear in v;
+    state: h, d_value numbers per head.
+    Source: Elman, Cognitive Science 14 (1990). U is orthogonal at the start.
     """
 
     linear_in_v: ClassVar[bool] = False
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -31,9 +32,13 @@ class RNN(Mixer):
             nn.init.orthogonal_(weight)
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
-        h = (self.empty_state(q, v) if state is None else state)["h"]
+        state = self.empty_state(q, v) if state is None else state
+        if not q.shape[2]:
+            return v, state
+        h = state["h"]  # b h 1 v
+        inputs = torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias  # b h t v
         outputs = []
-        for x in (torch.cat([q, k, v], dim=-1) @ self.input_weight + self.bias).split(1, dim=2):
+        for x in inputs.split(1, dim=2):
             h = torch.tanh(x + h @ self.hidden_weight)
             outputs.append(h)
         return torch.cat(outputs, dim=2), {"h": h}

@@ -1,25 +1,32 @@
 """RWKV-7 (Peng et al., arXiv 2503.14456)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from recall_lab.mixer.base import l2_normalize
 from recall_lab.mixer.matrix_memory import MatrixMemory, Update
 from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RWKV7(MatrixMemory):
-    """Decays every channel and erases along one key while it writes along another.
+    """Every key channel decays, and each write erases along one key while it writes along another.
 
     S_t = (diag(w_t) − (a_t ⊙ κ_t) κ_tᵀ) S_{t−1} + k̃_t v_tᵀ,  o_t = S_tᵀ q_t;  A_ts = q_tᵀ (Π_{r=s+1..t} (diag(w_r) −
     (a_r ⊙ κ_r) κ_rᵀ)) k̃_s, later factors on the left;  state: S.
-    κ = k ⊙ ξ to unit length, k̃ = k ⊙ (1 + (a − 1) ⊙ α), log w = −e^{−½} sigmoid(·), a = sigmoid(·).
-    The paper's token shift, low ranks, group norm and bonus are left to what all mechanisms share here.
+    κ = k ⊙ ξ at unit length, k̃ = k ⊙ (1 + (a − 1) ⊙ α), log w = −e^{−½} sigmoid(·), a = sigmoid(·).
+    At the start ξ = .71, α = 1.02, a is near ½, and log w is spread over the channels so that they forget half in
+    between 760 tokens and 6.
+    The paper's token shift, low ranks, group norm and bonus are left out; the options that all mechanisms share here
+    take their part.
     Source: Peng et al., arXiv 2503.14456.
     """
+
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "a": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,7 +35,6 @@ class RWKV7(MatrixMemory):
         self.a_proj = nn.Linear(self.d_model, keys)
         self.xi = nn.Parameter(torch.full((keys,), 0.71))
         self.alpha = nn.Parameter(torch.full((keys,), 1.02))
-        # The channels start on a ramp from memories of a thousand tokens and more to memories of ten.
         with torch.no_grad():
             self.w_proj.bias.copy_(torch.linspace(-6.5, -1.5, keys))
         nn.init.zeros_(self.a_proj.bias)
@@ -43,6 +49,6 @@ class RWKV7(MatrixMemory):
 
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
         xi, alpha = (weight.unflatten(0, (self.heads, 1, -1)) for weight in (self.xi, self.alpha))
-        kappa = F.normalize(k * xi, dim=-1)
+        kappa = l2_normalize(k * xi)
         a = gates["a"]
-        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, undecayed=True)
+        return Update(k * (1 + (a - 1) * alpha), v, gates["log_decay"], -kappa, a * kappa, reads_before_decay=True)

@@ -28,6 +28,8 @@ class ShortConv(nn.Module):
     def forward(self, x: Channels, cache: Cache | None = None) -> tuple[Channels, Cache]:
         """y, and the last width − 1 inputs; `cache` is what the segment before x ended with (None: zeros)."""
         cache = self.empty_cache(x) if cache is None else cache
+        if x.shape[1] == 0:
+            return x, cache
         padded = torch.cat([cache, x.transpose(1, 2)], dim=2)
         y = F.conv1d(padded, self.weight, groups=self.weight.shape[0])
         return y.transpose(1, 2), padded[:, :, padded.shape[2] - self.width + 1 :]

@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from recall_lab.mixer.cache import Budget, CachedKey
+from recall_lab.mixer.cache import Budget, CachedKey, CachedValue
 from recall_lab.shapes import Attention, Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Window(Budget):
-    """Only the last w tokens kept: the current one and the w − 1 before it.
+    """Each query attends to the last w tokens: its own and the w − 1 before it.
 
-    o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s,  w = `budget`;  A is that softmax, nought from a distance
-    t − s = w on;  state: k and v of the last w − 1 tokens, fewer while fewer exist.
+    o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s,  w = `budget`;  A is that softmax, zero where t − s ≥ w;
+    state: k and v of the last w − 1 tokens, or of all while there are fewer.
     Source: Beltagy et al., arXiv 2004.05150.
     """
 
@@ -23,5 +22,5 @@ class Window(Budget):
         t, s = logits.shape[-2:]
         return logits + logits.new_full((t, s), -torch.inf).tril(s - t - self.budget)
 
-    def keep(self, x: Tensor) -> Tensor:
+    def keep(self, x: CachedKey | CachedValue) -> CachedKey | CachedValue:
         return x[:, :, max(x.shape[2] - self.budget + 1, 0) :]

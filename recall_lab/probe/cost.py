@@ -1,17 +1,18 @@
-"""What a mechanism costs: operations, time and bytes, of a whole segment and of one decoded token, against length."""
+"""What a mechanism costs: operations, time and bytes, for a segment and for one decoded token, against length."""
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from recall_lab.theory import fits
-from recall_lab.mixer.base import Trace
+from recall_lab.checks import flag, require, whole_number
+from recall_lab.mixer.base import Trace, state_bytes
 from recall_lab.probe.base import Row
-from recall_lab.shapes import State
+from recall_lab.shapes import Gates, Query, State, Value
+from recall_lab.theory import fits
 
 
 @torch.no_grad()
@@ -23,57 +24,73 @@ def cost(
     repeats: int = 5,
     timed: bool = True,
 ) -> list[Row]:
-    """The mechanism alone (projections and norms left out) on one sequence of the trace, repeated to each length.
+    """The cost of the mechanism alone, without projections and norms, on one sequence: the trace's first, repeated.
 
-    lengths  n of the segments, at least two
-    repeats  runs of which the fastest counts
-    timed    whether time is measured at all; FLOPs and bytes are exact without
+    lengths  n of the segments, at least two different ones
+    repeats  timings, of which the fastest counts
+    timed    whether time is measured; FLOPs and bytes are exact without it
 
-    Columns length, d_key, layer; all heads together:
-      prefill_flops, decode_flops      two a multiply-add, of products and solves as torch counts them
-      prefill_seconds, decode_seconds  of the segment, and of one token behind it
-      state_bytes                      carried from the last token to the next
-      exponent                         slope of log metric on log n (column of), with its 95 % interval
+    Columns length, d_key and layer; all heads together:
+      prefill_flops, decode_flops      two per multiply-add, of the products and solves that torch counts
+      prefill_seconds, decode_seconds  of the segment, and of the one token after it
+      state_bytes                      of the state after that token
+      exponent                         slope of log metric over log n (the metric in column of), with its 95 % interval
+    Raises ValueError for an option outside its range.
     """
-    if len(set(lengths)) < 2:
-        raise ValueError(f"lengths={list(lengths)}: at least two, or there is no exponent to fit")
-    rows: list[Row] = []
     for length in lengths:
-        q, k, v, gates = _repeated(trace, length + 1)
-        head = [x[:, :, :length] for x in (q, k, v)], {key: gate[:, :, :length] for key, gate in gates.items()}
-        tail = [x[:, :, length:] for x in (q, k, v)], {key: gate[:, :, length:] for key, gate in gates.items()}
-
-        def prefill(head=head) -> State:
-            return trace.mixer.parallel(*head[0], head[1])[1]
-
-        flops, memory = _flops(prefill)
-
-        def decode(tail=tail, memory=memory) -> State:
-            return trace.mixer.recurrence(*tail[0], tail[1], memory)[1]
-
-        step_flops, after = _flops(decode)
-        found = {
-            "prefill_flops": flops,
-            "decode_flops": step_flops,
-            "state_bytes": sum(part.numel() * part.element_size() for part in after.values()),
-        }
-        if timed:
-            found["prefill_seconds"] = fastest(prefill, repeats, q.device)
-            found["decode_seconds"] = fastest(decode, repeats, q.device)
-        rows += [{"metric": name, "value": value, "length": length} for name, value in found.items()]
-    for metric in dict.fromkeys(row["metric"] for row in rows):
-        points = [(row["length"], row["value"]) for row in rows if row["metric"] == metric]
-        if all(value > 0 for _, value in points):
-            slope, low, high = fits.exponent(*zip(*points, strict=True))
+        whole_number("lengths", length)
+    require(len(set(lengths)) > 1, f"lengths={list(lengths)}: must be at least two different lengths")
+    whole_number("repeats", repeats)
+    flag("timed", timed)
+    rows: list[Row] = []
+    points: dict[str, list[tuple[int, float]]] = {}
+    for length in lengths:
+        for metric, value in measure(trace, length, repeats if timed else 0).items():
+            rows.append({"metric": metric, "value": value, "length": length})
+            points.setdefault(metric, []).append((length, value))
+    for metric, pairs in points.items():
+        if all(value > 0 for _, value in pairs):
+            slope, low, high = fits.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
             rows.append({"metric": "exponent", "of": metric, "value": slope, "low": low, "high": high})
     return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 
 
-def _repeated(trace: Trace, length: int) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """q, k, v and gates of the first sequence, over and over until they are that long."""
+def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
+    """Metric → its value at one length; no times where repeats is 0."""
+    q, k, v, gates = _repeated(trace, length + 1)
+    segment, token = slice(length), slice(length, None)
+    prefill = partial(_prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment))
+    prefill_flops, state = _flops(prefill)
+    decode = partial(_decode, trace, q[:, :, token], k[:, :, token], v[:, :, token], _cut(gates, token), state)
+    decode_flops, after = _flops(decode)
+    found: dict[str, float] = {
+        "prefill_flops": prefill_flops,
+        "decode_flops": decode_flops,
+        "state_bytes": state_bytes(after),
+    }
+    if repeats:
+        found["prefill_seconds"] = fastest(prefill, repeats, q.device)
+        found["decode_seconds"] = fastest(decode, repeats, q.device)
+    return found
+
+
+def _prefill(trace: Trace, q: Query, k: Query, v: Value, gates: Gates) -> State:
+    return trace.mixer.parallel(q, k, v, gates)[1]
+
+
+def _decode(trace: Trace, q: Query, k: Query, v: Value, gates: Gates, state: State) -> State:
+    return trace.mixer.recurrence(q, k, v, gates, state)[1]
+
+
+def _repeated(trace: Trace, length: int) -> tuple[Query, Query, Value, Gates]:
+    """q, k, v and gates of the first sequence, repeated up to that length."""
     index = torch.arange(length, device=trace.q.device) % trace.q.shape[2]
     q, k, v = (x[:1, :, index] for x in (trace.q, trace.k, trace.v))
     return q, k, v, {name: gate[:1, :, index] for name, gate in trace.gates.items()}
+
+
+def _cut(gates: Gates, part: slice) -> Gates:
+    return {name: gate[:, :, part] for name, gate in gates.items()}
 
 
 def _flops(run: Callable[[], State]) -> tuple[int, State]:
@@ -82,25 +99,28 @@ def _flops(run: Callable[[], State]) -> tuple[int, State]:
     return counter.get_total_flops(), result
 
 
-def _triangular(a: Sequence[int], b: Sequence[int], *args, **kwargs) -> int:
-    """n² operations a right side: one multiply-add for each entry below the diagonal."""
+Shape = Sequence[int]
+
+
+def _triangular(a: Shape, b: Shape, *args: object, **kwargs: object) -> int:
+    """n² operations per right side: one multiply-add for each entry below the diagonal."""
     return int(np.prod(a)) * b[-1]
 
 
-def _cholesky(a: Sequence[int], *args, **kwargs) -> int:
+def _cholesky(a: Shape, *args: object, **kwargs: object) -> int:
     return int(np.prod(a)) * a[-1] // 3
 
 
-def _cholesky_solve(b: Sequence[int], a: Sequence[int], *args, **kwargs) -> int:
+def _cholesky_solve(b: Shape, a: Shape, *args: object, **kwargs: object) -> int:
     return 2 * int(np.prod(a)) * b[-1]
 
 
-def _solve(a: Sequence[int], b: Sequence[int], *args, **kwargs) -> int:
+def _solve(a: Shape, b: Shape, *args: object, **kwargs: object) -> int:
     return int(np.prod(a)) * (2 * a[-1] // 3 + 2 * b[-1])
 
 
-def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *args, **kwargs) -> int:
-    """The whole square of weights, causal or not, as torch counts it elsewhere."""
+def _attention(q: Shape, k: Shape, v: Shape, *args: object, **kwargs: object) -> int:
+    """All pairs of positions, causal or not, as torch counts it on other devices."""
     return 2 * int(np.prod(q[:-1])) * k[-2] * (q[-1] + v[-1])
 
 
@@ -112,11 +132,11 @@ UNCOUNTED = {
     aten.cholesky_solve: _cholesky_solve,
     aten._linalg_solve_ex: _solve,
 }
-"""What torch's counter does not know: solves at their textbook counts, and softmax attention on a CPU."""
+"""What torch's counter leaves out: solves, at their textbook counts, and softmax attention on a CPU."""
 
 
 def fastest(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds of the fastest of some runs, each long enough for the clock."""
+    """Seconds per call in the fastest of some timings, each long enough for the clock."""
     run()
     _finish(device)
     count, best = 1, float("inf")
@@ -135,5 +155,6 @@ def fastest(run: Callable[[], object], repeats: int, device: torch.device) -> fl
 
 
 def _finish(device: torch.device) -> None:
+    """Waits until the device has finished its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

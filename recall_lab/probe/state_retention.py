@@ -1,30 +1,20 @@
-"""What a state keeps: keyed read-outs by age and load, what a linear decoder finds without a key, spectrum and bits."""
+"""What a state retains: answers to keys by age and load, a linear decoder without keys, singular values, bits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab.theory import information
+from recall_lab.checks import choice, flag, number, require, whole_number
 from recall_lab.mixer.base import Trace
-from recall_lab.probe.base import (
-    IGNORE,
-    Row,
-    answers,
-    bins,
-    double,
-    effective_rank,
-    exact,
-    mean_row,
-    memory_before,
-    places,
-    query_scale,
-    share_row,
-    state_vector,
-)
+from recall_lab.probe.base import Row, bins, effective_rank, positions, state_vector
+from recall_lab.probe.queries import answers, double, exact, query_scale, state_before
+from recall_lab.probe.rows import mean_row, share_row
 from recall_lab.shapes import State
+from recall_lab.task.base import IGNORE
+from recall_lab.theory import information
 
 
 @torch.no_grad()
@@ -32,105 +22,109 @@ def state_retention(
     trace: Trace,
     rng: np.random.Generator,
     *,
-    at: Sequence[float | int] = (1,),
-    read: str = "all",
+    at: Sequence[float | int] = (0.25, 0.5, 1.0),
+    read: str = "asked",
     age_bins: int = 16,
+    age_reads: int = 50,
     spectrum: bool = True,
-    lags: Sequence[int] = (),
+    lags: Sequence[int] = (1, 4, 16),
     ridge: float | int = 1e-3,
     state_rank: bool = False,
 ) -> list[Row]:
-    """What the state holds at some places of the sequence.
+    """What the state holds after some positions of the sequence.
 
-    at          shares of the sequence at which the state is looked at (1: behind the last token)
-    read        which keys are asked for: all that were written and not written again, or those asked by the batch
-    age_bins    bins of the age of a pair, equal in the logarithm; 0: no rows by age
-    spectrum    rows on the singular values of S, for mechanisms whose memory is one matrix
-    lags        lags at which a linear decoder is trained, where the state has seen that much; none: no such rows
-    ridge       the decoder's penalty, in units of the mean of its kernel's diagonal
-    state_rank  whether the effective state size is computed (length³)
+    at          shares of the sequence after which the state is measured (1: after the last token)
+    read        which keys are queried: "all" that were written and not written again, or those "asked" by the batch
+    age_bins    bins of the age of a pair, of equal width in the logarithm; 0: no rows by age
+    age_reads   bins with fewer reads are joined with their neighbours
+    spectrum    whether the singular values of S are measured, for mechanisms whose state is one matrix S
+    lags        lags of a linear decoder, where the state has seen that many tokens; none: no such rows
+    ridge       the decoder's penalty, in units of the mean diagonal of its kernel
+    state_rank  whether the effective state size is computed; its time grows as length³
 
-    Rows carry layer, d_key, place (tokens seen) and, where keys are read, the number of pairs.
-    Keyed read-out, all heads together, over all pairs and (…_by_age, column age) by age:
-      top1       share of read-outs nearest, in angle, to the value that was written
-      error      E‖o − v‖²/E‖v‖², with keys asked for at the scale of the trace's own queries
-      cosine     between o and v
-    bits, bits_per_entry: Fano's bound for that top-1 (`theory.information.bits_kept`), over the numbers carried.
-    norm: of all numbers carried; effective_rank, stable_rank, participation: of S.
-    decode_top1, decode_control, selectivity, decode_r2: see `decode`.
-    state_rank: see `effective_state_size`.
+    Every row has the columns layer, d_key and position (tokens seen); rows on keys also have pairs (keys in the state).
+    Over all keys and heads, and, under the names …_by_age with the column age, per bin of age:
+      top1       share of the answers nearest, in angle, to the value that was written
+      error      E‖o − v‖²/E‖v‖²; a key is queried at the scale of the trace's own queries
+      cosine     of o and v
+    bits and bits_per_entry: Fano's bound for that top-1 (`information.bits_kept`), in all and per number of the state.
+    norm: of the state's numbers as one vector. effective_rank, stable_rank, participation, singular_value: see
+    `spectra`. decode_top1, decode_control, selectivity, decode_r2: see `decode`. state_rank, state_effective_rank: see
+    `effective_state_size`.
+    Raises ValueError for an option outside its range, and where a decoder has too few sequences.
     """
-    if read not in ("all", "asked"):
-        raise ValueError(f"read={read!r}: all or asked")
-    if any(lag < 0 for lag in lags):
-        raise ValueError(f"lags={list(lags)}: at least 0 each")
-    rows = []
-    for place in places(trace, at):
-        memory = memory_before(trace, place + 1)
-        found = keyed(trace, place, read, age_bins, entries=sum(part[0, 0].numel() for part in memory.values()))
-        found.append(mean_row("norm", state_vector(memory).norm(dim=-1)))
-        if spectrum and "S" in memory:
-            found += spectra(memory["S"])
-        for lag in [lag for lag in lags if lag <= place]:
-            found += decode(trace, place, memory, lag, ridge, rng)
-        rows += [{"place": place + 1, **row} for row in found]
+    choice("read", read, ("all", "asked"))
+    whole_number("age_bins", age_bins, 0)
+    whole_number("age_reads", age_reads, 0)
+    number("ridge", ridge, 0)
+    flag("spectrum", spectrum)
+    flag("state_rank", state_rank)
+    for lag in lags:
+        whole_number("lags", lag, 0)
+    rows: list[Row] = []
+    for position in positions(trace, at):
+        state = state_before(trace, position + 1)
+        entries = sum(part[0, 0].numel() for part in state.values())
+        found = keyed(trace, position, read, entries, age_bins, age_reads)
+        found.append(mean_row("norm", state_vector(state).norm(dim=-1)))
+        if spectrum and "S" in state:
+            found += spectra(state["S"])
+        for lag in [lag for lag in lags if lag <= position]:
+            found += decode(trace, position, state, lag, ridge, rng)
+        rows += [{"position": position + 1, **row} for row in found]
     if state_rank:
         rows += effective_state_size(trace)
     return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
 
 
-def keyed(trace: Trace, place: int, read: str, age_bins: int, entries: int) -> list[Row]:
-    """Every key asked for at that place, history and present token as they are; entries: numbers carried a head."""
+def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, age_reads: int) -> list[Row]:
+    """The answers to keys queried at that position, its history and its own pair unchanged.
+
+    entries: numbers of the state per head. The other arguments are those of `state_retention`.
+    """
     b, h, _, _ = trace.k.shape
-    wanted = _wanted(trace, place, read)
+    wanted = _wanted(trace, position, read)
     if not wanted.any():
         return []
-    # Only places that some sequence wants are read.
     columns = wanted.any(0).nonzero()[:, 0]
     wanted = wanted[:, columns]
     k, v = trace.k[:, :, columns], trace.v[:, :, columns]
     queries = query_scale(trace) * k / k.square().sum(-1, keepdim=True).clamp(min=1e-12)
-    o = answers(trace, queries, place, memory_before(trace, place))
-    right = nearest(o, v, trace.candidates)
-    cosine = torch.cosine_similarity(o, v, dim=-1)
-    size = v.square().sum(-1)
-    error = (o - v).square().sum(-1)
+    o = answers(trace, queries, position, state_before(trace, position))
     mask = wanted[:, None].expand(b, h, -1)
-    error = error / size[mask].mean()
-    # How full the memory is: of the oracle all that was written, of a model what its task asks for.
-    held = wanted if trace.candidates is None else _wanted(trace, place, "all")
-    pairs = float(held.sum(1).double().mean())
-    where = {"pairs": pairs}
-    rows = [
-        share_row("top1", right[mask], **where),
-        mean_row("error", error[mask], **where),
-        mean_row("cosine", cosine[mask], **where),
+    error = (o - v).square().sum(-1) / v.square().sum(-1)[mask].mean()
+    measured: list[tuple[Callable[..., Row], str, Tensor]] = [
+        (share_row, "top1", nearest(o, v, trace.candidates)),
+        (mean_row, "error", error),
+        (mean_row, "cosine", torch.cosine_similarity(o, v, dim=-1)),
     ]
-    options = wanted.sum(1).double().mean() if trace.candidates is None else len(trace.candidates)
-    bits = float(information.bits_kept(pairs, 1 - rows[0]["value"], float(options)))
-    rows.append({"metric": "bits", "value": h * bits, **where})
-    rows.append({"metric": "bits_per_entry", "value": bits / max(entries, 1), **where})
-    age = place - columns.cpu().numpy()
-    for chosen in bins(age, age_bins) if age_bins else []:
+    sequence = torch.arange(b, device=mask.device)[:, None, None].expand(mask.shape)
+    # The load of the state: all pairs that the oracle wrote, or the pairs that the task asks a model for.
+    held = wanted if trace.candidates is None else _wanted(trace, position, "all")
+    load = {"pairs": float(held.sum(1).double().mean())}
+    rows = [row(metric, values[mask], sequence[mask], **load) for row, metric, values in measured]
+    options = float(wanted.sum(1).double().mean()) if trace.candidates is None else float(len(trace.candidates))
+    bits = float(information.bits_kept(load["pairs"], 1 - rows[0]["value"], options))
+    rows.append({"metric": "bits", "value": h * bits, **load})
+    rows.append({"metric": "bits_per_entry", "value": bits / max(entries, 1), **load})
+    age = position - columns
+    reads = mask.sum((0, 1)).cpu().numpy()
+    for chosen in bins(age.cpu().numpy(), age_bins, reads, age_reads) if age_bins else []:
         inside = mask[:, :, chosen]
         if inside.any():
-            there = where | {
-                "age": float((torch.as_tensor(age[chosen], device=mask.device) * inside).sum() / inside.sum())
-            }
-            rows.append(share_row("top1_by_age", right[:, :, chosen][inside], **there))
-            rows.append(mean_row("error_by_age", error[:, :, chosen][inside], **there))
-            rows.append(mean_row("cosine_by_age", cosine[:, :, chosen][inside], **there))
+            where = load | {"age": float((age[chosen] * inside).sum() / inside.sum())}
+            read_by = sequence[:, :, chosen][inside]
+            rows += [row(f"{m}_by_age", values[:, :, chosen][inside], read_by, **where) for row, m, values in measured]
     return rows
 
 
-def _wanted(trace: Trace, place: int, read: str) -> Bool[Tensor, "b s"]:
-    """Which of the places 0 … place are read: those asked by the batch, or all whose key isn't written again."""
-    b = trace.k.shape[0]
+def _wanted(trace: Trace, position: int, read: str) -> Bool[Tensor, "b s"]:
+    """Which of the positions 0 … position are read: those asked by the batch, or all whose key isn't written again."""
     if read == "asked":
-        wanted = torch.zeros(b, place + 2, dtype=torch.bool, device=trace.k.device)
-        target = torch.where((trace.source == IGNORE) | (trace.source > place), place + 1, trace.source)
-        return wanted.scatter(1, target, True)[:, : place + 1]
-    k = torch.nn.functional.normalize(trace.k[:, :, : place + 1], dim=-1)
+        wanted = torch.zeros(trace.k.shape[0], position + 2, dtype=torch.bool, device=trace.k.device)
+        skipped = (trace.source == IGNORE) | (trace.source > position)
+        return wanted.scatter(1, torch.where(skipped, position + 1, trace.source), True)[:, : position + 1]
+    k = torch.nn.functional.normalize(trace.k[:, :, : position + 1], dim=-1)
     again = ((k @ k.mT) > 1 - 1e-5).triu(1).any(-1).all(1)
     return ~again & (k.square().sum(-1) > 0).all(1)
 
@@ -138,7 +132,7 @@ def _wanted(trace: Trace, place: int, read: str) -> Bool[Tensor, "b s"]:
 def nearest(
     o: Float[Tensor, "b h m v"], v: Float[Tensor, "b h m v"], candidates: Float[Tensor, "n v"] | None
 ) -> Bool[Tensor, "b h m"]:
-    """Whether the candidate nearest to o in angle is the one nearest to v; candidates: the v themselves where None."""
+    """Whether the candidate nearest to o in angle is the one nearest to v. candidates: all v of the head where None."""
     hits = []
     for some, truth in zip(o.split(8), v.split(8), strict=True):
         options = torch.nn.functional.normalize(truth if candidates is None else candidates, dim=-1).mT
@@ -147,9 +141,12 @@ def nearest(
 
 
 def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
-    """effective_rank e^H of σ/Σσ, stable_rank ‖S‖_F²/‖S‖₂², participation (Σσ²)²/Σσ⁴; singular values as σ_j rows.
+    """Measures of the singular values σ of S: means over sequences and heads.
 
-    Effective rank: Roy and Vetterli 2007. Singular values are divided by their sum.
+    effective_rank  e^H of σ/Σσ (Roy and Vetterli 2007)
+    stable_rank     ‖S‖_F²/‖S‖₂²
+    participation   (Σσ²)²/Σσ⁴
+    singular_value  σ_j/Σσ, a row per j with the column index, from 1
     """
     sigma = torch.linalg.svdvals(exact(S)).flatten(0, 1)
     share = sigma / sigma.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -159,60 +156,64 @@ def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
         mean_row("stable_rank", power.sum(-1) / power.amax(-1).clamp(min=1e-300)),
         mean_row("participation", power.sum(-1).square() / power.square().sum(-1).clamp(min=1e-300)),
     ]
-    return rows + [
-        {"metric": "singular_value", "value": float(value), "index": index + 1}
-        for index, value in enumerate(share.mean(0))
-    ]
+    means = enumerate(share.mean(0).tolist(), start=1)
+    return rows + [{"metric": "singular_value", "value": value, "index": index} for index, value in means]
 
 
 def decode(
-    trace: Trace, place: int, memory: State, lag: int, ridge: float | int, rng: np.random.Generator
+    trace: Trace, position: int, state: State, lag: int, ridge: float | int, rng: np.random.Generator
 ) -> list[Row]:
-    """A linear decoder from the whole state to the value written `lag` places before, given no key.
+    """A linear decoder from the state after that position to the value written `lag` positions before it, per head.
 
-    Ridge regression in its dual form, trained on half of the sequences and tested on the others, a head at a time:
-      decode_top1     share nearest to the value that was written
-      decode_control  the same for a decoder trained on values shuffled between sequences
+    Ridge regression in its dual form, fitted on half of the sequences and tested on the other half:
+      decode_top1     share of the predictions nearest to the value that was written
+      decode_control  the same for a decoder fitted to values shuffled between sequences
       selectivity     their difference (Hewitt and Liang, arXiv 1909.03368)
-      decode_r2       share of the values' variance explained
+      decode_r2       share of the values' variance that is explained
+    Raises ValueError for fewer than 4 sequences.
     """
-    b = trace.k.shape[0]
-    if b < 4:
-        raise ValueError(f"a decoder needs at least 4 sequences to be split, not {b}")
-    x = exact(state_vector(memory).transpose(0, 1))
-    y = exact(trace.v[:, :, place - lag].transpose(0, 1))
+    b, h = trace.k.shape[:2]
+    require(
+        b >= 4,
+        f"probe.state_retention.lags needs at least 4 sequences, and there are {b}: raise test.probe_sequences, "
+        "or oracle.reads for the oracle, or set probe.state_retention.lags=[]",
+    )
+    x = exact(state_vector(state).transpose(0, 1))  # h b x
+    y = exact(trace.v[:, :, position - lag].transpose(0, 1))  # h b v
     order = torch.from_numpy(rng.permutation(b)).to(x.device)
     shuffle = torch.from_numpy(rng.permutation(b // 2)).to(x.device)
     fit, test = order[: b // 2], order[b // 2 :]
-    centre, middle = x[:, fit].mean(1, keepdim=True), y[:, fit].mean(1, keepdim=True)
-    x, y = x - centre, y - middle
+    y_mean = y[:, fit].mean(1, keepdim=True)
+    x, y = x - x[:, fit].mean(1, keepdim=True), y - y_mean
     kernel = x[:, fit] @ x[:, fit].mT
     penalty = ridge * kernel.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-300)
     kernel = kernel + penalty[:, None, None] * torch.eye(len(fit), dtype=x.dtype, device=x.device)
     targets = torch.cat([y[:, fit], y[:, fit][:, shuffle]], dim=-1)
-    found = x[:, test] @ (x[:, fit].mT @ torch.linalg.solve(kernel, targets))
-    guess, control = found.chunk(2, dim=-1)
+    predicted = x[:, test] @ (x[:, fit].mT @ torch.linalg.solve(kernel, targets))
+    decoded, control = predicted.chunk(2, dim=-1)
     truth = y[:, test]
     candidates = None if trace.candidates is None else exact(trace.candidates)
-    hits = [nearest((o + middle)[None], (truth + middle)[None], candidates) for o in (guess, control)]
-    where = {"lag": lag}
-    r2 = 1 - (guess - truth).square().sum() / truth.square().sum().clamp(min=1e-300)
-    top1, baseline = share_row("decode_top1", hits[0], **where), share_row("decode_control", hits[1], **where)
-    difference = top1["value"] - baseline["value"]
+    sequence = test.expand(1, h, -1)
+    top1, baseline = (
+        share_row(metric, nearest((o + y_mean)[None], (truth + y_mean)[None], candidates), sequence, lag=lag)
+        for metric, o in (("decode_top1", decoded), ("decode_control", control))
+    )
+    r2 = 1 - (decoded - truth).square().sum() / truth.square().sum().clamp(min=1e-300)
     return [
         top1,
         baseline,
-        {"metric": "selectivity", "value": difference, **where},
-        {"metric": "decode_r2", "value": float(r2), **where},
+        {"metric": "selectivity", "value": top1["value"] - baseline["value"], "lag": lag},
+        {"metric": "decode_r2", "value": float(r2), "lag": lag},
     ]
 
 
 def effective_state_size(trace: Trace, cuts: int = 8) -> list[Row]:
-    """Rank of the operator from the past to the future, A[i:, :i], at some cuts i: what of the past is still used.
+    """Rank of A[i:, :i], the map from the values before position i to the outputs from i on, at some cuts i.
 
-    state_rank: numerical rank in float64, singular values above σ₁ · max(shape) · ε counting; state_effective_rank: e^H
-    of the singular values. Mean over sequences; the largest over the cuts is the size.
-    Source: Parnichkun et al., arXiv 2504.19561. None for a mechanism that is not linear in v.
+    state_rank            singular values in float64 above σ₁ · max(shape) · ε
+    state_effective_rank  e^H of the singular values divided by their sum
+    Means over sequences and heads, with the column position (i); the largest over the cuts is the size.
+    No rows for a mechanism that is not linear in v. Source: Parnichkun et al., arXiv 2504.19561.
     """
     if not trace.mixer.linear_in_v:
         return []
@@ -220,11 +221,11 @@ def effective_state_size(trace: Trace, cuts: int = 8) -> list[Row]:
     attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates)
     length = attention.shape[-1]
     rows = []
-    for cut in sorted(
-        {max(1, round(length * part / (cuts + 1))) for part in range(1, cuts + 1)} & set(range(1, length))
-    ):
+    for cut in sorted({max(1, round(length * part / (cuts + 1))) for part in range(1, cuts + 1)}):
+        if cut >= length:
+            continue
         sigma = torch.linalg.svdvals(attention[:, :, cut:, :cut])
         limit = sigma[..., :1] * max(cut, length - cut) * torch.finfo(sigma.dtype).eps
-        rows.append(mean_row("state_rank", (sigma > limit).sum(-1), place=cut))
-        rows.append(mean_row("state_effective_rank", effective_rank(sigma), place=cut))
+        rows.append(mean_row("state_rank", (sigma > limit).sum(-1), position=cut))
+        rows.append(mean_row("state_effective_rank", effective_rank(sigma), position=cut))
     return rows

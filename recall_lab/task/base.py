@@ -1,31 +1,32 @@
 """What a task is: a definition (`solve`), a sampler (`sample`) written independently of it, and its grid."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float32, Int, Int32, Shaped
 
 from recall_lab.checks import require
 
 IGNORE = -100
-"""Stands in `targets` and `factors` wherever nothing is scored (the value torch's losses ignore by default)."""
+"""The value in `targets` and `factors` wherever nothing is scored (torch's losses ignore it by default)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences and what is asked of them.
+    """Sequences and the targets of their scored positions.
 
-    tokens   b t (or b t c: c channels a place, embedded and added); of a continuous task float32, b t width
-    targets  b t: the class that the logits *of that same place* should predict, IGNORE elsewhere; of a continuous
-             task float32, b t vocab: the vector that the read-out of that place should equal, all IGNORE elsewhere
-    factors  name → b t: what a plot may split by, at the scored places; IGNORE elsewhere.
-             `source` is the place in the sequence that holds the answer, wherever there is a single one.
+    tokens   b t, int32 ids (or b t c: c ids per position, whose embeddings are added); of a continuous task b t width,
+             float32
+    targets  b t, int32: the class that the logits at *that same position* should predict, IGNORE elsewhere; of a
+             continuous task b t vocab, float32: the vector that the output at that position should equal, IGNORE in
+             all channels elsewhere
+    factors  name → b t, int32: quantities that a plot may split the scored positions by; IGNORE elsewhere.
+             `source` is the position of the answer in the sequence, where there is exactly one.
 
-    Raises ValueError where nothing is scored: a loss over nothing would be NaN.
+    Raises ValueError where nothing is scored, since the mean loss of no positions would be NaN.
     """
 
     tokens: Shaped[np.ndarray, "b t *c"]
@@ -34,40 +35,51 @@ class Batch:
 
     def __post_init__(self) -> None:
         b, t = self.tokens.shape[:2]
-        require(bool(self.scored.any()), f"nothing to score in {b} sequences of {t} places; targets hold IGNORE only")
+        require(bool(self.scored.any()), f"nothing to score in {b} sequences of {t} positions: every target is IGNORE")
 
     @property
     def scored(self) -> Bool[np.ndarray, "b t"]:
-        """True where a target stands."""
+        """True at the positions that have a target."""
         return (self.targets if self.targets.ndim == 2 else self.targets[..., 0]) != IGNORE
 
     @property
     def age(self) -> Int[np.ndarray, "b t"]:
-        """How many places ago the answer stood, at the scored places; IGNORE elsewhere.
+        """Distance from the answer to the scored position, in positions; IGNORE elsewhere.
 
-        Raises KeyError for a task without a single source.
+        Raises KeyError for a task without the factor `source`.
         """
         source = self.factors["source"]
         return np.where(source == IGNORE, IGNORE, np.arange(source.shape[1], dtype=np.int32) - source)
 
 
+@dataclass(frozen=True)
+class Scaled:
+    """The points of a grid that `Task.scaled` derives from a task."""
+
+    cells: list[dict[str, int]]
+    """Those that the task allows, each once, in the order of the factors."""
+    impossible: list[str]
+    """For each of the others, its values and the reason why the task refuses it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """The parameters of a synthetic task; immutable, so that `at` can name a whole grid of them.
+    """The parameters of a synthetic task. Immutable: `at` gives the same task at another point of its grid.
 
-    A subclass checks its sizes in `__post_init__` and raises ValueError with the numbers and the limit.
+    A subclass checks its fields in `__post_init__` and raises ValueError naming the values and the limit.
     """
 
     length: int
-    """n: places of a sequence."""
+    """n: positions of a sequence."""
 
     scales: ClassVar[tuple[str, ...]] = ("length",)
-    """The fields that shrink and grow together when a training mixture or a test grid is derived."""
+    """The fields that are multiplied together when a training mixture or a test grid is derived."""
 
     @property
     @abstractmethod
     def vocab(self) -> int:
-        """Width of the read-out: the token ids, which are its classes; of a continuous task a target's channels."""
+        """Width of the output: the number of token ids, which are the classes; of a continuous task the number of
+        channels of a target."""
 
     @property
     def width(self) -> int:
@@ -82,122 +94,108 @@ class Task(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Accuracy per scored token of a guess that uses nothing of the sequence; of a continuous task its
-        normalised error Σ‖y − target‖² / Σ‖target − mean‖², which is 1."""
+        """Expected accuracy per scored token of a guess made without reading the sequence; of a continuous task the
+        normalised error of the mean target, Σ‖y − target‖² / Σ‖target − mean‖² = 1."""
 
     @abstractmethod
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
-        """Draws that many independent sequences, from `rng` alone."""
+        """Draws that many independent sequences, using no randomness but `rng`."""
 
     @abstractmethod
     def solve(self, tokens: Shaped[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *w"]:
-        """The targets, read off the tokens by the task's definition and sharing no code with `sample`."""
+        """The targets, computed from the tokens by the task's definition, without any code of `sample`."""
 
     @abstractmethod
     def roles(self, tokens: Shaped[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *c"]:
-        """The role of each token in words ("key", "value", "query", "filler" …), for people to read; of a
-        continuous task the role of each place (b t)."""
+        """The role of each token as a word ("key", "value", "query", "filler" …), for display; of a continuous task
+        the role of each position (b t). The scored positions are those with a "query"."""
 
     def at(self, **cell: Any) -> "Task":
-        """The same task at another point of its grid.
+        """The same task with other values of some parameters.
 
-        Raises ValueError where the task has no such parameter, or the sizes are impossible.
+        Raises ValueError where the task has no such parameter, or does not allow the values.
         """
         known = [f.name for f in fields(self)]
         for name in cell:
-            if name not in known:
-                raise ValueError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
+            require(name in known, f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(known)}")
         return replace(self, **cell)
 
-    def scaled(
-        self,
-        factors: tuple[float | int, ...],
-        left_out: Callable[[dict[str, int], ValueError], None] = lambda cell, error: None,
-    ) -> Iterator[dict[str, int]]:
-        """The cells at which every field of `scales` is multiplied by a factor.
-
-        Impossible sizes are left out; `left_out` is called with each such cell and the reason.
-        """
+    def scaled(self, factors: Sequence[float | int]) -> Scaled:
+        """The cells in which every field of `scales` is multiplied by a factor and rounded down, but not below 1
+        (a field that is 0 stays 0)."""
+        cells: list[dict[str, int]] = []
+        impossible: dict[str, None] = {}
         for factor in factors:
             sizes = {name: getattr(self, name) for name in self.scales}
             cell = {name: max(min(1, size), int(size * factor)) for name, size in sizes.items()}
             try:
                 self.at(**cell)
-            except ValueError as error:
-                left_out(cell, error)
-                continue
-            yield cell
+            except ValueError as reason:
+                values = ", ".join(f"{name}={size}" for name, size in cell.items())
+                impossible[f"{values}: {reason}"] = None
+            else:
+                cells += [cell] if cell not in cells else []
+        return Scaled(cells, list(impossible))
 
 
-def whole(task: Task, **least: int) -> None:
-    """Raises ValueError unless each named field is a whole number no smaller than given; None passes where it is the
-    field's default."""
-    for f in fields(task):
-        value, limit = getattr(task, f.name), least.get(f.name)
-        if limit is None or (value is None and f.default is None):
-            continue
-        fits = isinstance(value, Integral) and not isinstance(value, bool) and value >= limit
-        require(fits, f"{f.name}={value!r}: a whole number of at least {limit}")
-
-
-def unscored(sequences: int, length: int) -> Int[np.ndarray, "b t"]:
-    """Targets or factors (b t) of which no place is set yet."""
+def unscored(sequences: int, length: int) -> Int32[np.ndarray, "b t"]:
+    """Targets or factors (b t) that are IGNORE at every position."""
     return np.full((sequences, length), IGNORE, dtype=np.int32)
 
 
-def put(array: Shaped[np.ndarray, "b t *c"], place: Int[np.ndarray, "b n"], value: Any) -> None:
-    """array[i, place[i, j]] = value[i, j] for every sequence i."""
-    array[np.arange(len(array))[:, None], place] = value
+def put(array: Shaped[np.ndarray, "b t *c"], position: Int[np.ndarray, "b n"], value: Any) -> None:
+    """array[i, position[i, j]] = value[i, j] for every sequence i, in place; value: b n (c), or one number."""
+    array[np.arange(len(array))[:, None], position] = value
 
 
-def distinct(rng: np.random.Generator, rows: int, count: int, pool: int) -> Int[np.ndarray, "rows count"]:
+def distinct(rng: np.random.Generator, rows: int, count: int, pool: int) -> Int32[np.ndarray, "rows count"]:
     """`count` different integers of range(pool) in each row, every ordered choice equally likely.
 
-    A crowded pool is shuffled. Otherwise entries that repeat an earlier one of their row are drawn again until
-    none does: renaming the integers renames the result, so every ordered choice keeps the same probability.
+    Where 4·count > pool, the start of a random permutation. Otherwise independent draws, in which entries that repeat
+    an earlier one of their row are drawn again until none does; this treats all integers alike, so every ordered
+    choice keeps the same probability. Raises ValueError where count > pool.
     """
-    if count > pool:
-        raise ValueError(f"{count} different values asked of a pool of {pool}")
+    require(count <= pool, f"{count} different values cannot be drawn from a pool of {pool}")
     if 4 * count > pool:
         return rng.random((rows, pool), dtype=np.float32).argsort(axis=1)[:, :count].astype(np.int32)
     drawn = rng.integers(pool, size=(rows, count), dtype=np.int32)
-    # Value above, column below, in one number: sorting it brings repeats together and keeps the earliest first.
-    shift = count.bit_length()
-    packed_type = np.uint32 if pool << shift < 2**32 else np.uint64
-    column = np.arange(count, dtype=packed_type)
-    todo, part = np.arange(rows), drawn
+    todo = np.arange(rows)
     while todo.size:
-        packed = part.astype(packed_type) << shift | column
-        packed.sort(axis=1)
-        value = packed >> shift
-        row, rank = np.nonzero(value[:, 1:] == value[:, :-1])
-        repeat = packed[row, rank + 1] & (2**shift - 1)
-        drawn[todo[row], repeat] = rng.integers(pool, size=row.size, dtype=np.int32)
-        todo = todo[np.flatnonzero(np.bincount(row))]
         part = drawn[todo]
+        order = smallest(part, count)  # equal entries become neighbours, the earliest first
+        value = np.take_along_axis(part, order, axis=1)
+        row, rank = np.nonzero(value[:, 1:] == value[:, :-1])
+        drawn[todo[row], order[row, rank + 1]] = rng.integers(pool, size=row.size, dtype=np.int32)
+        todo = todo[np.unique(row)]
     return drawn
 
 
 def others(
     rng: np.random.Generator, count: int, taken: Int[np.ndarray, "b n"], pool: int
-) -> Int[np.ndarray, "b count"]:
-    """`count` integers of range(pool) in each row, uniform over those that are not `taken` there (n different ones)."""
+) -> Int32[np.ndarray, "b count"]:
+    """`count` integers of range(pool) in each row, uniform over those that are not among the row's n different
+    `taken` ones; they may repeat."""
     drawn = rng.integers(pool - taken.shape[1], size=(len(taken), count), dtype=np.int32)
     for value in np.sort(taken, axis=1).T:
         drawn += drawn >= value[:, None]
     return drawn
 
 
-def earliest(clock: np.ndarray, count: int) -> Int[np.ndarray, "rows count"]:
-    """Columns of the `count` smallest entries of each row, smallest first; entries are float32 of at least 0.
+def smallest(
+    keys: Int32[np.ndarray, "rows n"] | Float32[np.ndarray, "rows n"], count: int
+) -> Int32[np.ndarray, "rows count"]:
+    """Columns of the `count` smallest entries of each row, smallest first, equal ones by column; entries are int32 or
+    float32 and at least 0. Equals keys.argsort(axis=1, kind="stable")[:, :count].
 
-    Such floats sort as their bits do, so bits above and column below make one number that sorts fast.
+    Such numbers have the order of their bit patterns, so one 64-bit integer, the key in its upper and the column in
+    its lower half, can be partitioned and sorted in place of an index. That is 7 to 11 times as fast as the stable
+    argsort (4096 × 248, count 8: 3.6 against 39 ms), without which 100,000 long sequences of mqar take 3 times as long.
     """
-    packed = np.empty((*clock.shape, 2), dtype="<u4")
-    packed[..., 0] = np.arange(clock.shape[1])
-    packed[..., 1] = clock.view(np.uint32)
+    packed = np.empty((*keys.shape, 2), dtype="<u4")
+    packed[..., 0] = np.arange(keys.shape[1])
+    packed[..., 1] = keys.view(np.uint32)
     packed = packed.view("<u8")[..., 0]
-    if count < clock.shape[1]:
+    if count < keys.shape[1]:
         packed.partition(count - 1, axis=1)
     packed = packed[:, :count]
     packed.sort(axis=1)
@@ -205,18 +203,18 @@ def earliest(clock: np.ndarray, count: int) -> Int[np.ndarray, "rows count"]:
 
 
 def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int | None) -> int:
-    """Tokens that each part of a key is chosen from, where half of the vocabulary is values: `chosen`, or as many
-    as there are ids for.
+    """How many token ids each part of a key is chosen from, where half of the vocabulary is values: `chosen`, or the
+    largest number there are ids for.
 
-    Raises ValueError unless all pairs can have different keys and different values.
+    Raises ValueError unless all pairs and distractors can have different keys and different values.
     """
     ids, values = vocab // 2 - 1, vocab // 2
     size = ids // parts if chosen is None else chosen
     made = f"vocab={vocab} with key_parts={parts} of key_alphabet={size}"
     need = max(size, 1) * parts
-    require(size >= 1 and need <= ids, f"{made}: only {ids} ids for keys, at least {need} needed")
+    require(size >= 1 and need <= ids, f"{made} has only {ids} ids for keys: at least {need} are needed")
     keys = size**parts
-    require(keys < 2**31, f"{made} makes {keys} keys, at most {2**31 - 1}")
+    require(keys < 2**31, f"{made} makes {keys} keys: there must be at most {2**31 - 1}")
     require(
         pairs + distractors <= min(keys, values),
         f"pairs={pairs} and distractors={distractors} but {made} has only {keys} keys and {values} values",
@@ -224,12 +222,12 @@ def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int |
     return size
 
 
-def spell(code: Int[np.ndarray, "b n"], parts: int, letters: int) -> Int[np.ndarray, "b n c"]:
-    """Key number → token ids of its parts, one a channel: digit j in base `letters` becomes id 1 + j·letters + digit.
+def spell(code: Int[np.ndarray, "b n"], parts: int, letters: int) -> Int32[np.ndarray, "b n parts"]:
+    """Key number → token ids of its parts: digit j of the number in base `letters` becomes id 1 + j·letters + digit.
 
-    Channels are embedded and added, so keys that share parts are correlated, and no embedding undoes it: A^parts keys
-    lie in A·parts dimensions. With orthogonal embeddings two keys have cosine (shared parts)/parts; over all pairs
-    of different keys it averages (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
+    The embeddings of the parts are added, so keys that share parts are correlated, whatever the embedding:
+    A^parts keys (A = letters) lie in A·parts dimensions. With orthogonal embeddings two keys have the cosine
+    (shared parts)/parts; its mean over all pairs of different keys is (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
     """
     digit = np.arange(parts)
     return (1 + digit * letters + code[..., None] // letters**digit % letters).astype(np.int32)

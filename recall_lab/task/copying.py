@@ -3,19 +3,20 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from recall_lab.task.base import Batch, Task, require, unscored, whole
+from recall_lab.checks import require, whole_number
+from recall_lab.task.base import Batch, Task, unscored
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copying(Task):
-    """A random string, COPY, and the string again, each of its characters to be told one place ahead.
+    """A random string, COPY, and the string again: at each position from COPY on, predict the next character.
 
     Token ids: 0 is COPY, 1 … V−1 are characters, drawn independently; the string is length/2 characters long. The
-    copy stands in the input shifted by one, as when a model writes it itself, so accuracy per sequence is
-    string-exact accuracy of greedy decoding (up to its first error the model reads what it wrote), and accuracy per
-    token is accuracy per character, the characters before being right. Factor: `source`, the character's place.
+    input holds the correct copy up to the current position, so accuracy per sequence equals the string-exact accuracy
+    of greedy decoding (until its first error a model reads its own, correct output), and accuracy per token is the
+    accuracy per character given a correct prefix. Factor: `source`, the character's position in the string.
 
     >>> task = Copying(vocab=10, length=8)
     >>> batch = task.sample(1, np.random.default_rng(0))
@@ -28,11 +29,12 @@ class Copying(Task):
     vocab: int = 32
     """V: token ids; all but COPY are characters."""
     length: int = 64
-    """n: places of a sequence: the string, COPY, and all of the string but its last character."""
+    """n: positions of a sequence: the string, COPY, and all of the string but its last character."""
 
     def __post_init__(self) -> None:
-        whole(self, vocab=3, length=2)
-        require(self.length % 2 == 0, f"length={self.length}: an even number, the string and its copy")
+        whole_number("vocab", self.vocab, 3)
+        whole_number("length", self.length, 2)
+        require(self.length % 2 == 0, f"length={self.length}: must be even, for a string and its copy")
 
     @property
     def chance(self) -> float:
@@ -54,5 +56,5 @@ class Copying(Task):
             answer[row.index(0) :] = row[: row.index(0)]
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t"]) -> Shaped[np.ndarray, "b t"]:
         return np.where((tokens == 0).cumsum(axis=1) > 0, "query", "value")

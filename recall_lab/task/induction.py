@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from recall_lab.task.base import Batch, Task, put, unscored, whole
+from recall_lab.checks import whole_number
+from recall_lab.task.base import Batch, Task, put, unscored
 
 
 @dataclass(frozen=True, kw_only=True)
 class Induction(Task):
-    """Random words with a MARK somewhere among them and a MARK at the end: which word followed the first?
+    """Random words with one MARK among them and one at the end: which word followed the first MARK?
 
-    Token ids: 0 is MARK, 1 … V−1 are words, drawn independently. The first MARK stands anywhere, every place
-    equally likely; the answer is scored at the last place. Factor: `source`, the place of the word that is asked.
+    Token ids: 0 is MARK, 1 … V−1 are words, drawn independently. The position of the first MARK is uniform over
+    0 … n−3; only the last position is scored. Factor: `source`, the position of the word after the first MARK.
 
     >>> task = Induction(vocab=10, length=12)
     >>> batch = task.sample(1, np.random.default_rng(0))
@@ -26,10 +27,11 @@ class Induction(Task):
     vocab: int = 16
     """V: token ids; all but MARK are words."""
     length: int = 64
-    """n: places of a sequence."""
+    """n: positions of a sequence."""
 
     def __post_init__(self) -> None:
-        whole(self, vocab=3, length=3)
+        whole_number("vocab", self.vocab, 3)
+        whole_number("length", self.length, 3)
 
     @property
     def chance(self) -> float:
@@ -51,7 +53,7 @@ class Induction(Task):
             answer[row.index(0, row.index(0) + 1)] = row[row.index(0) + 1]
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t"]) -> Shaped[np.ndarray, "b t"]:
         names = np.where(tokens == 0, "marker", "filler").astype("<U6")
         names[:, 1:][tokens[:, :-1] == 0] = "value"
         names[:, -1] = "query"

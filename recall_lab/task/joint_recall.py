@@ -1,12 +1,13 @@
-"""Joint recall: what a key means depends on the context it is asked in (arXiv 2507.00449)."""
+"""Joint recall: the value of a key depends on the context in which it is queried (arXiv 2507.00449)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from recall_lab.task.base import Batch, Task, distinct, put, require, unscored, whole
+from recall_lab.checks import require, whole_number
+from recall_lab.task.base import Batch, Task, distinct, put, unscored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,9 +15,9 @@ class JointRecall(Task):
     """[context key value key value …] for several contexts that bind the same keys, then each [context key].
 
     Token ids: 0 is filler, 1 … contexts are contexts, then keys, then as many values. Every context binds all of the
-    `pairs` keys, in an order of its own; no value stands twice. Every (context, key) is asked once, in a slot of two
-    places, the slots being uniform behind the bindings; the label stands at the key. Who ignores the context is
-    right once in `contexts`. Factor: `source`, the place of the value.
+    `pairs` keys, in an order of its own; no value occurs twice. Every (context, key) is queried once, in a slot of two
+    positions drawn uniformly from those after the bindings; the key's position is scored. A model that ignores the
+    context is right in one of `contexts` cases. Factor: `source`, the position of the value.
 
     >>> task = JointRecall(vocab=17, length=18, contexts=2, pairs=2)
     >>> batch = task.sample(1, np.random.default_rng(0))
@@ -27,9 +28,9 @@ class JointRecall(Task):
     """
 
     vocab: int = 256
-    """V: token ids; of those that are neither filler nor context half are keys, half values."""
+    """V: token ids; half of the ids that are neither filler nor contexts are keys, half values."""
     length: int = 128
-    """n: places of a sequence."""
+    """n: positions of a sequence."""
     contexts: int = 3
     """C: contexts, each with a table of its own."""
     pairs: int = 8
@@ -38,7 +39,10 @@ class JointRecall(Task):
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole(self, vocab=4, length=1, contexts=1, pairs=1)
+        whole_number("vocab", self.vocab, 4)
+        whole_number("length", self.length)
+        whole_number("contexts", self.contexts)
+        whole_number("pairs", self.pairs)
         bound = self.contexts * self.pairs
         require(
             bound <= self._pool,
@@ -53,8 +57,8 @@ class JointRecall(Task):
 
     @property
     def _pool(self) -> int:
-        """Keys, and as many values."""
-        return (self.vocab - 1 - self.contexts) // 2
+        """Number of key ids, and of value ids."""
+        return max(0, (self.vocab - 1 - self.contexts) // 2)
 
     @property
     def chance(self) -> float:
@@ -70,35 +74,35 @@ class JointRecall(Task):
         value = distinct(rng, sequences, bound, self._pool) + 1 + contexts + self._pool
 
         start = block * np.repeat(np.arange(contexts), pairs) + 1 + 2 * np.tile(np.arange(pairs), contexts)
-        behind = contexts * block
+        end = contexts * block  # of the bindings
         tokens = np.zeros((sequences, self.length), dtype=np.int32)
         targets, source = unscored(sequences, self.length), unscored(sequences, self.length)
-        tokens[:, 0:behind:block] = context
+        tokens[:, 0:end:block] = context
         tokens[:, start] = key
         tokens[:, start + 1] = value
-        place = behind + 2 * distinct(rng, sequences, bound, (self.length - behind) // 2)
-        put(tokens, place, context.repeat(pairs, axis=1))
-        put(tokens, place + 1, key)
-        put(targets, place + 1, value)
-        put(source, place + 1, start + 1)
+        slot = end + 2 * distinct(rng, sequences, bound, (self.length - end) // 2)
+        put(tokens, slot, context.repeat(pairs, axis=1))
+        put(tokens, slot + 1, key)
+        put(targets, slot + 1, value)
+        put(source, slot + 1, start + 1)
         return Batch(tokens, targets, {"source": source})
 
     def solve(self, tokens: Int[np.ndarray, "b t"]) -> Int[np.ndarray, "b t"]:
         targets = unscored(*tokens.shape)
         for row, answer in zip(tokens.tolist(), targets, strict=True):
-            memory: dict[tuple[int, int], int] = {}
+            table: dict[tuple[int, int], int] = {}
             context = 0
-            for place, (token, following) in enumerate(zip(row, [*row[1:], 0], strict=True)):
+            for t, (token, following) in enumerate(zip(row, [*row[1:], 0], strict=True)):
                 if 0 < token <= self.contexts:
                     context = token
                 elif self.contexts < token <= self.contexts + self._pool:
                     if following > self.contexts + self._pool:
-                        memory[context, token] = following
+                        table[context, token] = following
                     else:
-                        answer[place] = memory[context, token]
+                        answer[t] = table[context, token]
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t"]) -> Shaped[np.ndarray, "b t"]:
         limits = [1, 1 + self.contexts, 1 + self.contexts + self._pool]
         names = np.array(["filler", "context", "key", "value"])[np.digitize(tokens, limits)]
         bound = np.pad(names[:, 1:] == "value", ((0, 0), (0, 1)))

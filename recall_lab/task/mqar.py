@@ -5,23 +5,25 @@ from functools import cache
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float32, Int, Shaped
 
-from recall_lab.task.base import Batch, Task, alphabet, distinct, earliest, require, spell, unscored, whole
+from recall_lab.checks import require, share, whole_number
+from recall_lab.task.base import Batch, Task, alphabet, distinct, put, smallest, spell, unscored
 
 ROWS = 4096
-"""Sequences drawn at a time, so that the scratch space of a large sample stays small."""
+"""Sequences drawn at a time, so that the intermediate arrays of a large sample stay small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MQAR(Task):
     """Key and value pairs, then each key once more: what was its value?
 
-    Token ids: 0 is filler, 1 … V/2−1 are keys, V/2 … V−1 are values. `pairs` distinct keys with distinct values
-    fill the first 2·pairs places. Behind them lie slots of two places; slot g is drawn without replacement with
-    p ∝ (g+1)^(gap_exponent−1), so that .01 asks soon (≈ 1/g) and 1 asks anywhere. The query stands at the first
-    place of its slot and the label at the query's own position. At length = 4·pairs every slot is used and
-    gap_exponent changes only which key is asked when. Factor: `source`, the place of the value.
+    Token ids: 0 is filler, 1 … V/2−1 are keys, V/2 … V−1 are values. `pairs` different keys with different values
+    fill the first 2·pairs positions, the context. The rest is divided into slots of two positions; the queries draw
+    slots without replacement, slot g with p ∝ (g+1)^(gap_exponent−1), so at .01 most queries come soon (≈ 1/g) and at
+    1 they are uniform. A query is a key at the first position of its slot, and that position is scored. At
+    length = 4·pairs every slot is used, and gap_exponent changes only the order of the queries.
+    Factor: `source`, the position of the value.
 
     >>> task = MQAR(vocab=16, length=16, pairs=2)
     >>> batch = task.sample(1, np.random.default_rng(5))
@@ -34,38 +36,46 @@ class MQAR(Task):
     vocab: int = 256
     """V: token ids; half of them are values."""
     length: int = 64
-    """n: places of a sequence."""
+    """n: positions of a sequence."""
     pairs: int = 8
-    """D: keys bound in the context."""
+    """D: pairs in the context."""
     queries: int | None = None
-    """How many of the pairs are asked, chosen at random; None: all."""
+    """How many of the pairs are queried, chosen at random; None: all."""
     distractors: int = 0
-    """Further pairs that nobody asks for, each in a slot of its own among the queries."""
+    """Further pairs that are never queried, each in a slot of its own among the queries."""
     gap_exponent: float | int = 0.01
-    """a: how soon a pair is asked."""
+    """a, from 0 to 1: how strongly queries favour the slots next to the context; 1: not at all."""
     key_parts: int = 1
-    """Tokens that make a key, in as many channels of its place (tokens are then b t c): keys that share parts are
+    """Tokens that make up a key, one per channel of its position (above 1 tokens are b t c): keys that share parts are
     correlated, see `base.spell`."""
     key_alphabet: int | None = None
-    """A: tokens that each part is chosen from; None: (V/2 − 1) // key_parts. Small ones correlate keys, ≈ 1/A."""
+    """A: token ids that each part is chosen from; None: (V/2 − 1) // key_parts. The mean cosine of keys is ≈ 1/A."""
 
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole(self, vocab=4, length=1, pairs=1, queries=1, distractors=0, key_parts=1, key_alphabet=1)
-        require(self.vocab % 2 == 0, f"vocab={self.vocab}: an even number")
-        require(self._asked <= self.pairs, f"queries={self.queries} but pairs={self.pairs}: at most one a pair")
+        whole_number("vocab", self.vocab, 4)
+        whole_number("length", self.length)
+        whole_number("pairs", self.pairs)
+        if self.queries is not None:
+            whole_number("queries", self.queries)
+        whole_number("distractors", self.distractors, 0)
+        share("gap_exponent", self.gap_exponent)
+        whole_number("key_parts", self.key_parts)
+        if self.key_alphabet is not None:
+            whole_number("key_alphabet", self.key_alphabet)
+        require(self.vocab % 2 == 0, f"vocab={self.vocab}: must be even")
+        require(self._queried <= self.pairs, f"queries={self.queries} but pairs={self.pairs}: must be at most pairs")
         alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
-        need = 2 * (self.pairs + self._asked + self.distractors)
+        need = 2 * (self.pairs + self._queried + self.distractors)
         require(
             need <= self.length,
-            f"pairs={self.pairs}, queries={self._asked} and distractors={self.distractors} need a length of at least "
-            f"{need} (2 places each), not {self.length}",
+            f"pairs={self.pairs}, queries={self._queried} and distractors={self.distractors} need a length of at least "
+            f"{need} (2 positions each), not {self.length}",
         )
-        require(self.gap_exponent >= 0, f"gap_exponent={self.gap_exponent}: at least 0")
 
     @property
-    def _asked(self) -> int:
+    def _queried(self) -> int:
         return self.pairs if self.queries is None else self.queries
 
     @property
@@ -73,52 +83,60 @@ class MQAR(Task):
         return 2 / self.vocab
 
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
-        n, parts, values, context = self.length, self.key_parts, self.vocab // 2, 2 * self.pairs
-        bound = self.pairs + self.distractors
-        letters = alphabet(self.vocab, self.pairs, self.distractors, parts, self.key_alphabet)
-        weight = _slot_weight((n - context) // 2, self.gap_exponent)
-        tokens = np.zeros((sequences, n, parts), dtype=np.int32)
-        targets, source = unscored(sequences, n), unscored(sequences, n)
+        tokens = np.zeros((sequences, self.length, self.key_parts), dtype=np.int32)
+        targets, source = unscored(sequences, self.length), unscored(sequences, self.length)
         for start in range(0, sequences, ROWS):
-            rows = slice(start, min(start + ROWS, sequences))
-            count = rows.stop - rows.start
-            key = spell(distinct(rng, count, bound, letters**parts), parts, letters)
-            value = distinct(rng, count, bound, values) + values
-            tokens[rows, 0:context:2] = key[:, : self.pairs]
-            tokens[rows, 1:context:2, 0] = value[:, : self.pairs]
-            # The smallest of exponentials at rates p, in order, are draws without replacement with weights p.
-            clock = rng.standard_exponential((count, weight.size), dtype=np.float32) * weight
-            slot = earliest(clock, self._asked)
-            each = np.arange(rows.start, rows.stop)[:, None]
-            at = context + 2 * slot + each * n
-            if self._asked < self.pairs:
-                pair = distinct(rng, count, self._asked, self.pairs)
-            else:
-                pair = np.broadcast_to(np.arange(self.pairs), at.shape)
-            tokens.reshape(-1, parts)[at] = np.take_along_axis(key, pair[..., None], axis=1)
-            targets.ravel()[at] = np.take_along_axis(value, pair, axis=1)
-            source.ravel()[at] = 2 * pair + 1
-            if self.distractors:
-                clock = rng.random(clock.shape, dtype=np.float32)
-                np.put_along_axis(clock, slot, 2, axis=1)
-                at = context + 2 * earliest(clock, self.distractors)
-                tokens[each, at] = key[:, self.pairs :]
-                tokens[each, at + 1, 0] = value[:, self.pairs :]
-        return Batch(tokens if parts > 1 else tokens[..., 0], targets, {"source": source})
+            rows = slice(start, start + ROWS)
+            self._fill(tokens[rows], targets[rows], source[rows], rng)
+        return Batch(tokens if self.key_parts > 1 else tokens[..., 0], targets, {"source": source})
+
+    def _fill(
+        self,
+        tokens: Int[np.ndarray, "b t c"],
+        targets: Int[np.ndarray, "b t"],
+        source: Int[np.ndarray, "b t"],
+        rng: np.random.Generator,
+    ) -> None:
+        """Draws sequences into arrays that hold nothing but filler and IGNORE."""
+        b, pairs, parts, values = len(tokens), self.pairs, self.key_parts, self.vocab // 2
+        context, bound = 2 * pairs, pairs + self.distractors
+        letters = alphabet(self.vocab, pairs, self.distractors, parts, self.key_alphabet)
+        key = spell(distinct(rng, b, bound, letters**parts), parts, letters)  # b bound parts
+        value = distinct(rng, b, bound, values) + values  # b bound
+        tokens[:, 0:context:2] = key[:, :pairs]
+        tokens[:, 1:context:2, 0] = value[:, :pairs]
+        # The order of independent exponential times with rates p is that of draws without replacement with weights p.
+        weight = _slot_weight((self.length - context) // 2, self.gap_exponent)
+        time = rng.standard_exponential((b, weight.size), dtype=np.float32) * weight  # b slot
+        slot = smallest(time, self._queried)
+        query = context + 2 * slot
+        if self._queried < pairs:
+            pair = distinct(rng, b, self._queried, pairs)
+        else:
+            pair = np.broadcast_to(np.arange(pairs, dtype=np.int32), query.shape)
+        put(tokens, query, np.take_along_axis(key, pair[..., None], axis=1))
+        put(targets, query, np.take_along_axis(value, pair, axis=1))
+        put(source, query, 2 * pair + 1)
+        if self.distractors:
+            time = rng.random(time.shape, dtype=np.float32)
+            np.put_along_axis(time, slot, 2, axis=1)  # the slots of queries come last: all others are below 1
+            extra = context + 2 * smallest(time, self.distractors)
+            put(tokens, extra, key[:, pairs:])
+            put(tokens[..., 0], extra + 1, value[:, pairs:])
 
     def solve(self, tokens: Int[np.ndarray, "b t *c"]) -> Int[np.ndarray, "b t"]:
         targets = unscored(*tokens.shape[:2])
         for row, answer in zip(tokens.reshape(*targets.shape, -1).tolist(), targets, strict=True):
-            memory: dict[tuple[int, ...], int] = {}
-            for place, (token, (following, *_)) in enumerate(zip(row, [*row[1:], [0]], strict=True)):
+            table: dict[tuple[int, ...], int] = {}
+            for t, (token, (following, *_)) in enumerate(zip(row, [*row[1:], [0]], strict=True)):
                 key = tuple(token)
-                if key in memory:
-                    answer[place] = memory[key]
+                if key in table:
+                    answer[t] = table[key]
                 elif 0 < key[0] < self.vocab // 2 <= following:
-                    memory[key] = following
+                    table[key] = following
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t *c"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *c"]:
         first = tokens if tokens.ndim == 2 else tokens[..., 0]
         value = first >= self.vocab // 2
         bound = np.pad(value[:, 1:], ((0, 0), (0, 1)))
@@ -127,6 +145,6 @@ class MQAR(Task):
 
 
 @cache
-def _slot_weight(slots: int, exponent: float) -> np.ndarray:
-    """1/p up to a constant, p ∝ (g+1)^(exponent−1)."""
+def _slot_weight(slots: int, exponent: float) -> Float32[np.ndarray, " slots"]:
+    """1/p_g up to a constant factor, where p_g ∝ (g+1)^(exponent−1)."""
     return (np.arange(slots, dtype=np.float32) + 1) ** np.float32(1 - exponent)

@@ -1,22 +1,24 @@
-"""Associative recall with key and value in one token: memory alone, without the need to shift."""
+"""Associative recall with key and value at one position: storage alone, without a shift by one token."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from recall_lab.task.base import Batch, Task, alphabet, distinct, put, require, spell, unscored, whole
+from recall_lab.checks import require, whole_number
+from recall_lab.task.base import Batch, Task, alphabet, distinct, put, spell, unscored
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRecall(Task):
-    """Each place carries its key and, in the last channel, a value; a query carries its key and an empty value.
+    """A pair has its key in the first channels and its value in the last; a query has a key and no value.
 
-    Token ids as in mqar: 0 is empty, 1 … V/2−1 are keys, V/2 … V−1 are values. The first `pairs` places hold
-    distinct keys with distinct values; the places behind them ask keys of the context, each at most once while
-    there are any left, in random order. Embeddings of the channels are added, so a single layer without a
-    short convolution can solve it: token sequences (mqar) need a shift as well. Factor: `source`, the pair's place.
+    Token ids as in mqar: 0 is empty, 1 … V/2−1 are keys, V/2 … V−1 are values. The first `pairs` positions hold
+    different keys with different values. The queries come after them at random positions; the numbers of times that
+    two keys are queried differ by at most one. The embeddings of the channels are added, so a single layer without a
+    short convolution can solve this task, whereas mqar also needs a shift by one token.
+    Factor: `source`, the position of the pair.
 
     >>> task = PairedRecall(vocab=16, length=6, pairs=3)
     >>> batch = task.sample(1, np.random.default_rng(0))
@@ -29,23 +31,31 @@ class PairedRecall(Task):
     vocab: int = 256
     """V: token ids; half of them are values."""
     length: int = 64
-    """n: places of a sequence."""
+    """n: positions of a sequence."""
     pairs: int = 32
-    """D: keys bound in the context."""
+    """D: pairs in the context."""
     queries: int | None = None
-    """Places that ask, at random behind the context, the others being empty; None: all."""
+    """Positions after the pairs that hold a query, the rest being empty; None: all but the distractors."""
     distractors: int = 0
-    """Further pairs that nobody asks for, at random places among the queries."""
+    """Further pairs that are never queried, at random positions among the queries."""
     key_parts: int = 1
-    """Tokens that make a key, a channel each: keys that share parts are correlated, see `base.spell`."""
+    """Tokens that make up a key, one per channel: keys that share parts are correlated, see `base.spell`."""
     key_alphabet: int | None = None
-    """A: tokens that each part is chosen from; None: (V/2 − 1) // key_parts. Small ones correlate keys, ≈ 1/A."""
+    """A: token ids that each part is chosen from; None: (V/2 − 1) // key_parts. The mean cosine of keys is ≈ 1/A."""
 
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole(self, vocab=4, length=1, pairs=1, queries=1, distractors=0, key_parts=1, key_alphabet=1)
-        require(self.vocab % 2 == 0, f"vocab={self.vocab}: an even number")
+        whole_number("vocab", self.vocab, 4)
+        whole_number("length", self.length)
+        whole_number("pairs", self.pairs)
+        if self.queries is not None:
+            whole_number("queries", self.queries)
+        whole_number("distractors", self.distractors, 0)
+        whole_number("key_parts", self.key_parts)
+        if self.key_alphabet is not None:
+            whole_number("key_alphabet", self.key_alphabet)
+        require(self.vocab % 2 == 0, f"vocab={self.vocab}: must be even")
         alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
         need = self.pairs + self.distractors + (self.queries or 1)
         require(
@@ -63,32 +73,32 @@ class PairedRecall(Task):
         letters = alphabet(self.vocab, pairs, self.distractors, self.key_parts, self.key_alphabet)
         key = spell(distinct(rng, sequences, bound, letters**self.key_parts), self.key_parts, letters)
         value = distinct(rng, sequences, bound, values) + values
-        behind = self.length - pairs
-        asked = behind - self.distractors if self.queries is None else self.queries
-        rounds = [distinct(rng, sequences, pairs, pairs) for _ in range(-(-asked // pairs))]
-        pair = np.concatenate(rounds, axis=1)[:, :asked]
-        place = distinct(rng, sequences, asked + self.distractors, behind) + pairs
-        extra, place = place[:, asked:], place[:, :asked]
+        after = self.length - pairs
+        queries = after - self.distractors if self.queries is None else self.queries
+        rounds = [distinct(rng, sequences, pairs, pairs) for _ in range(-(-queries // pairs))]
+        pair = np.concatenate(rounds, axis=1)[:, :queries]
+        position = distinct(rng, sequences, queries + self.distractors, after) + pairs
+        query, extra = position[:, :queries], position[:, queries:]
         tokens = np.zeros((sequences, self.length, self.key_parts + 1), dtype=np.int32)
         full = np.concatenate([key, value[..., None]], axis=-1)
         tokens[:, :pairs] = full[:, :pairs]
         put(tokens, extra, full[:, pairs:])
-        put(tokens[..., :-1], place, np.take_along_axis(key, pair[..., None], axis=1))
+        put(tokens[..., :-1], query, np.take_along_axis(key, pair[..., None], axis=1))
         targets, source = unscored(sequences, self.length), unscored(sequences, self.length)
-        put(targets, place, np.take_along_axis(value, pair, axis=1))
-        put(source, place, pair)
+        put(targets, query, np.take_along_axis(value, pair, axis=1))
+        put(source, query, pair)
         return Batch(tokens, targets, {"source": source})
 
     def solve(self, tokens: Int[np.ndarray, "b t c"]) -> Int[np.ndarray, "b t"]:
         targets = unscored(*tokens.shape[:2])
         for row, answer in zip(tokens.tolist(), targets, strict=True):
-            memory = {tuple(key): value for *key, value in row if value}
-            for place, (*key, value) in enumerate(row):
+            table = {tuple(key): value for *key, value in row if value}
+            for t, (*key, value) in enumerate(row):
                 if any(key) and not value:
-                    answer[place] = memory[tuple(key)]
+                    answer[t] = table[tuple(key)]
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t c"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t c"]) -> Shaped[np.ndarray, "b t c"]:
         names = np.where(tokens[..., -1:] == 0, "query", "key").repeat(tokens.shape[-1], axis=-1)
         names = np.where(np.arange(tokens.shape[-1]) == tokens.shape[-1] - 1, "value", names)
         return np.where(tokens == 0, "filler", names)

@@ -5,21 +5,22 @@ from functools import cache
 from itertools import permutations
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
-from recall_lab.task.base import Batch, Task, require, unscored, whole
+from recall_lab.checks import choice, whole_number
+from recall_lab.task.base import Batch, Task, unscored
 
 GROUPS = {"parity": 2, "s3": 3, "s4": 4, "s5": 5}
-"""Name → how many things the group permutes; the parity of ones is the group of two."""
+"""Name → how many elements the group permutes; parity is the group of the permutations of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateTracking(Task):
-    """A word of group elements; at every place the product of all elements so far. Not recall, but its contrast.
+    """A sequence of group elements; the target at each position is the product of all elements up to it.
 
-    Token ids are the group's elements, permutations in lexicographic order (0 the identity), and so are the classes:
-    s_t = g_t ∘ s_{t−1}. For parity these are bits and their sum modulo 2. Elements are uniform and independent, so
-    every state is uniform too. The answer stands at no single place, hence no `source`.
+    A contrast to recall: the answer depends on every token so far, so there is no `source`. Token ids and classes are
+    the group's elements, permutations in lexicographic order (0 the identity): s_t = g_t ∘ s_{t−1}. For parity these
+    are bits and their sum modulo 2. Elements are uniform and independent, so every state is uniform too.
 
     >>> batch = StateTracking(group="parity", length=8).sample(1, np.random.default_rng(0))
     >>> print(*batch.tokens[0])
@@ -29,13 +30,14 @@ class StateTracking(Task):
     """
 
     length: int = 64
-    """n: places of a sequence, all of them scored."""
+    """n: positions of a sequence, all of them scored."""
     group: str = "s5"
-    """parity, s3, s4 or s5: only s5 is not solvable, which is what puts it beyond constant depth (unless TC⁰ = NC¹)."""
+    """parity, s3, s4 or s5. Only s5 is not solvable; its word problem is NC¹-complete, so no transformer of constant
+    depth solves it at every length unless TC⁰ = NC¹."""
 
     def __post_init__(self) -> None:
-        whole(self, length=1)
-        require(self.group in GROUPS, f"group={self.group!r}: one of {', '.join(GROUPS)}")
+        whole_number("length", self.length)
+        choice("group", self.group, GROUPS)
 
     @property
     def vocab(self) -> int:
@@ -46,7 +48,7 @@ class StateTracking(Task):
         return 1 / self.vocab
 
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
-        # Uniform states give uniform elements, and a quotient needs no loop over time where a product does.
+        # Independent uniform states give independent uniform elements, and quotients need no loop over time.
         state = rng.integers(self.vocab, size=(sequences, self.length), dtype=np.int32)
         before = np.zeros(state.shape, dtype=np.int32)
         before[:, 1:] = state[:, :-1]
@@ -57,23 +59,23 @@ class StateTracking(Task):
         targets = unscored(*tokens.shape)
         for row, answer in zip(tokens.tolist(), targets, strict=True):
             state = elements[0]
-            for place, token in enumerate(row):
+            for t, token in enumerate(row):
                 state = tuple(elements[token][i] for i in state)
-                answer[place] = elements.index(state)
+                answer[t] = elements.index(state)
         return targets
 
-    def roles(self, tokens: Int[np.ndarray, "b t"]) -> np.ndarray:
+    def roles(self, tokens: Int[np.ndarray, "b t"]) -> Shaped[np.ndarray, "b t"]:
         return np.full(tokens.shape, "query")
 
 
 @cache
-def _elements(group: str) -> np.ndarray:
+def _elements(group: str) -> Int[np.ndarray, "elements permuted"]:
     """Every permutation of the group, in lexicographic order."""
     return np.array(list(permutations(range(GROUPS[group]))))
 
 
 @cache
-def _quotient(group: str) -> np.ndarray:
+def _quotient(group: str) -> Int[np.ndarray, "elements elements"]:
     """[s, r] → the element g with g ∘ r = s."""
     elements = _elements(group)
     weight = elements.shape[1] ** np.arange(elements.shape[1])[::-1]

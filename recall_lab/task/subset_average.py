@@ -4,23 +4,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
-from recall_lab.task.base import IGNORE, Batch, Task, distinct, require, whole
+from recall_lab.checks import require, whole_number
+from recall_lab.task.base import IGNORE, Batch, Task, distinct
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetAverage(Task):
-    """Vectors, each with an index; then sets of indices: the mean of the vectors that carry them.
+    """Vectors, each with an index, then sets of indices: what is the mean of the vectors with these indices?
 
-    A token is a vector (dim channels) beside an index set (pool channels, 1 where an index is in the set), so that
-    a linear embedding of it is what an embedding of ids would be: one learned vector an index, added up. The first
-    `points` places carry random unit vectors, each with one index of its own, drawn from the pool; every place
-    behind them carries no vector and a set of `subset` of these indices, and is scored by the mean of their vectors.
-    Sets are dealt out: the points are shuffled and cut into sets, and again when they are used up.
-    Softmax finds a set only where the keys allow it (a face of their convex hull): that is the point.
-    No `source`: the answer stands at `subset` places. A guess that ignores the set, the mean of all points, has the
-    normalised error 1 − subset/points.
+    A token consists of a vector (dim channels) and an index set (pool channels, 1 for each index in the set); a linear
+    embedding of the set is a sum of one learned vector per index. The first `points` positions hold random unit
+    vectors, each with one index of its own drawn from the pool. Every later position is a query: no vector, and a set
+    of `subset` of these indices; its target is the mean of their vectors. The sets are disjoint until the points, in
+    random order, are used up; then they begin anew. Softmax attention can select a set only if it is a face of the
+    convex hull of the keys, which is what this task tests. There is no `source`, since the answer depends on `subset`
+    positions. The mean of all points, a guess that ignores the set, has the normalised error 1 − subset/points.
 
     >>> task = SubsetAverage(length=4, points=3, subset=2, dim=2, pool=4)
     >>> batch = task.sample(1, np.random.default_rng(0))
@@ -34,22 +34,23 @@ class SubsetAverage(Task):
     """
 
     length: int = 64
-    """n: places of a sequence: the points, then the queries."""
+    """n: positions of a sequence: the points, then the queries."""
     points: int = 32
-    """Vectors to choose from."""
+    """Number of vectors."""
     subset: int = 3
-    """q: vectors that each query averages."""
+    """q: number of vectors that each query averages."""
     dim: int = 8
-    """Channels of a vector, and of the answer."""
+    """Channels of a vector, and of a target."""
     pool: int = 64
-    """Indices that exist; a sequence uses `points` of them."""
+    """Number of indices; a sequence uses `points` of them."""
 
     scales: ClassVar[tuple[str, ...]] = ("length", "points")
 
     def __post_init__(self) -> None:
-        whole(self, length=1, points=1, subset=1, dim=1, pool=1)
-        require(self.subset <= self.points, f"subset={self.subset} but points={self.points}: at most all of them")
-        require(self.points <= self.pool, f"points={self.points} but pool={self.pool}: an index for each point")
+        for name in ("length", "points", "subset", "dim", "pool"):
+            whole_number(name, getattr(self, name))
+        require(self.subset <= self.points, f"subset={self.subset} but points={self.points}: must be at most points")
+        require(self.points <= self.pool, f"points={self.points} but pool={self.pool}: must be at most pool")
         require(
             self.points < self.length,
             f"points={self.points} need a length of at least {self.points + 1} (one query), not {self.length}",
@@ -74,18 +75,19 @@ class SubsetAverage(Task):
         index = distinct(rng, sequences, points, self.pool)
         sets = points // self.subset
         rounds = -(-queries // sets)
-        dealt = distinct(rng, sequences * rounds, points, points)[:, : sets * self.subset]
-        chosen = dealt.reshape(sequences, rounds * sets, self.subset)[:, :queries]
-        chosen = chosen + np.arange(0, sequences * points, points)[:, None, None]
+        shuffled = distinct(rng, sequences * rounds, points, points)[:, : sets * self.subset]
+        chosen = shuffled.reshape(sequences, rounds * sets, self.subset)[:, :queries]  # b query member
 
         tokens = np.zeros((sequences, self.length, self.width), dtype=np.float32)
-        tokens[:, :points, : self.dim] = vector
-        member = np.arange(self.dim, tokens.size, self.width).reshape(sequences, self.length, 1)
-        tokens.ravel()[member[:, :points, 0] + index] = 1
-        tokens.ravel()[member[:, points:] + index.ravel()[chosen]] = 1
         targets = np.full((sequences, self.length, self.dim), IGNORE, dtype=np.float32)
-        vector = vector.reshape(-1, self.dim)
-        targets[:, points:] = sum(vector.take(chosen[..., i], axis=0) for i in range(self.subset)) / self.subset
+        row, position = np.arange(sequences)[:, None], np.arange(self.length)
+        tokens[:, :points, : self.dim] = vector
+        tokens[row, position[:points], self.dim + index] = 1
+        total = np.zeros((sequences, queries, self.dim), dtype=np.float32)
+        for member in np.moveaxis(chosen, 2, 0):  # b query
+            tokens[row, position[points:], self.dim + index[row, member]] = 1
+            total += vector[row, member]
+        targets[:, points:] = total / self.subset
         return Batch(tokens, targets)
 
     def solve(self, tokens: Float[np.ndarray, "b t w"]) -> Float[np.ndarray, "b t v"]:
@@ -93,9 +95,9 @@ class SubsetAverage(Task):
         for row, answer in zip(tokens, targets, strict=True):
             vector, member = row[:, : self.dim], row[:, self.dim :] > 0
             point = vector.any(axis=1)
-            for place in np.flatnonzero(~point):
-                answer[place] = vector[point & (member & member[place]).any(axis=1)].mean(axis=0)
+            for t in np.flatnonzero(~point):
+                answer[t] = vector[point & (member & member[t]).any(axis=1)].mean(axis=0)
         return targets
 
-    def roles(self, tokens: Float[np.ndarray, "b t w"]) -> np.ndarray:
+    def roles(self, tokens: Float[np.ndarray, "b t w"]) -> Shaped[np.ndarray, "b t"]:
         return np.where(tokens[..., : self.dim].any(axis=-1), "value", "query")

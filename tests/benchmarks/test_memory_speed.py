@@ -85,7 +85,7 @@ def test_rwkv7_beside_one_decay(length):
 
     def engine(g: Tensor) -> Callable[[], object]:
         g = (-0.6 * torch.rand_like(g)).requires_grad_()
-        return lambda: chunked(q, Update(k, v, g, -k, k * a, undecayed=True), start)[0].backward(d)
+        return lambda: chunked(q, Update(k, v, g, -k, k * a, reads_before_decay=True), start)[0].backward(d)
 
     channels, one = seconds(engine(k), engine(k[..., 0]), times=8 if length < 1000 else 3)
     assert channels <= 2.2 * one

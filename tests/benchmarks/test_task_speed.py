@@ -72,7 +72,7 @@ def test_a_batch_costs_little_of_its_step(name, factor):
     torch.set_num_threads(1)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         task = instantiate(compose("config", [f"task={name}"]).task)
-    task = task.at(**next(task.scaled((factor,))))
+    task = task.at(**task.scaled((factor,)).cells[0])
     rng = np.random.default_rng(0)
     sample, step = fastest(lambda: task.sample(64, rng), Step(task, task.sample(64, rng)))
     print(f"{name} n={task.length}: {1e3 * sample:.2f} ms of {1e3 * step:.1f} ms, {sample / step:.1%}")

@@ -1,0 +1,190 @@
+"""Products within a chunk under a decay per channel. The letters n c k r w g G are those of decayed_products.py.
+
+The weight of a pair differs from channel to channel, so that no single product of matrices gives all pairs. They are
+found by doubling: in a block of 2 m positions the later m see the earlier m through the middle of the block, with
+x_t e^{G_t − G_mid} against y_s e^{G_mid − G_s}. Both factors are products of decays, at most one, so that nothing
+overflows; both are kept up to date in place from one block size to the next, m = 1, 2, 4 … That is why this part has
+a gradient of its own: plain autograd of the same steps, which must copy where this overwrites, takes 1.4 to 1.9 times
+as long. `decayed_products.naive_decay` is the definition.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from recall_lab.mixer.decayed_products import DecayedProducts
+
+PIECE = 512
+"""Chunks that are worked on at a time: the intermediate results then stay in a processor's cache."""
+
+
+def channel_decay(g: Tensor, reads: Tensor, keys: Tensor, reads_before_decay: bool) -> DecayedProducts:
+    """The products of reads (n c r k) and keys (n c w k) under a log decay g (n c k); c is a power of two.
+
+    Differentiable once.
+    """
+    return DecayedProducts(*ChannelDecay.apply(g, reads, keys, reads_before_decay))
+
+
+class ChannelDecay(torch.autograd.Function):
+    """`channel_decay` for autograd: g, reads, keys, reads_before_decay → the fields of DecayedProducts.
+
+    It also works under vmap, forward and backward, as autograd uses it for is_grads_batched=True.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        g: Tensor, reads: Tensor, keys: Tensor, reads_before_decay: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        n, c, r, _ = reads.shape
+        zero = _mapped_zero(g, reads, keys)
+        decay = g.exp()  # n c k
+        from_start = (zero + reads * _read_decay(decay, reads_before_decay)).contiguous()  # n c r k
+        to_end = (zero + keys).contiguous()  # n c w k
+        pairs = zero.expand(n, c, r, keys.shape[2], c).contiguous()  # n c r w c
+        for piece in _pieces(decay, from_start, to_end, pairs):
+            _fill(*piece)
+        # A first read sees its own position without any decay.
+        own = (reads[:, :, :1] * keys).sum(-1)  # n c w
+        pairs[:, :, 0].diagonal(dim1=1, dim2=3).copy_(own.mT)  # n w c
+        return pairs, from_start, to_end, g.sum(1).exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, bool], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.reads_before_decay = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *d_products: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = (x.contiguous() for x in (*ctx.saved_tensors, *d_products))
+        parts = [_gradient(_Inputs(*piece), ctx.reads_before_decay) for piece in _pieces(*tensors)]
+        return *(torch.cat(part) for part in zip(*parts, strict=True)), None
+
+
+class _Inputs(NamedTuple):
+    """The inputs of ChannelDecay and the gradients of its outputs, for some of the chunks."""
+
+    g: Tensor  # n c k
+    reads: Tensor  # n c r k
+    keys: Tensor  # n c w k
+    d_pairs: Tensor  # n c r w c
+    d_from_start: Tensor  # n c r k
+    d_to_end: Tensor  # n c w k
+    d_total: Tensor  # n k
+
+
+def _fill(decay: Tensor, from_start: Tensor, to_end: Tensor, pairs: Tensor) -> None:
+    """Fills pairs (n c r w c) below the diagonal, and multiplies the decays within the chunk into the others.
+
+    from_start (n c r k) comes with the decay of its own position, if it is to have that; to_end (n c w k) with none.
+    """
+    r, w = from_start.shape[2], to_end.shape[2]
+    for size, early_decay, late_decay in _doubling(decay):
+        late, early = _late(from_start, size), _early(to_end, size)  # m s r k, m s w k
+        products = late.flatten(1, 2) @ early.flatten(1, 2).mT  # m (s r) (s w)
+        blocks = _late_against_early(pairs, size)  # n b s r w s
+        blocks.copy_(products.view(*blocks.shape[:3], r, size, w).mT)
+        late.mul_(early_decay[:, None, None])
+        early.mul_(late_decay[:, None, None])
+
+
+def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of g (n c k), reads (n c r k) and keys (n c w k).
+
+    That of G needs no pass of its own: G_t enters as x_t e^{G_t} and as y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
+    """
+    (_, _, r, k), w = x.reads.shape, x.keys.shape[2]
+    decay = x.g.exp()  # n c k
+    read_decay = _read_decay(decay, reads_before_decay).clone()  # n c 1 k or n c 2 k
+    key_decay = torch.ones_like(decay)[:, :, None]  # n c 1 k
+    d_own = x.d_pairs[:, :, 0].diagonal(dim1=1, dim2=3).mT[..., None]  # n c w 1
+    zero = _mapped_zero(*x)
+    d_keys = zero + d_own * x.reads[:, :, :1]  # n c w k
+    d_reads = zero.expand_as(x.reads).contiguous()  # n c r k
+    d_reads[:, :, 0] = (d_own * x.keys).sum(2)
+    for size, early_decay, late_decay in _doubling(decay):
+        late_factor, early_factor = _late(read_decay, size), _early(key_decay, size)  # m s 1 k
+        late = (_late(x.reads, size) * late_factor).flatten(1, 2)  # m (s r) k
+        early = (_early(x.keys, size) * early_factor).flatten(1, 2)  # m (s w) k
+        d_blocks = _late_against_early(x.d_pairs, size).mT.reshape(-1, size * r, size * w)  # m (s r) (s w)
+        d_late, d_early = _product(d_blocks, early), _product(d_blocks.mT, late)
+        _late(d_reads, size).addcmul_(d_late.reshape(-1, size, r, k), late_factor)
+        _early(d_keys, size).addcmul_(d_early.reshape(-1, size, w, k), early_factor)
+        late_factor.mul_(early_decay[:, None, None])
+        early_factor.mul_(late_decay[:, None, None])
+    d_reads.addcmul_(x.d_from_start, read_decay)
+    by_read = x.reads * d_reads  # n c r k
+    d_G = by_read[:, :, 0] - (x.keys * d_keys).sum(2)  # n c k
+    if r > 1 and reads_before_decay:
+        d_G[:, :-1] += by_read[:, 1:, 1]
+    elif r > 1:
+        d_G += by_read[:, :, 1]
+    d_decayed = x.d_to_end * key_decay  # n c w k
+    d_keys += d_decayed
+    return _gradient_of_g(decay, d_G, (x.keys * d_decayed).sum(2), x.d_total), d_reads, d_keys
+
+
+def _gradient_of_g(decay: Tensor, d_G: Tensor, d_rest: Tensor, d_total: Tensor) -> Tensor:
+    """The gradient of g from those of G_t (n c k), of G_c − G_s (n c k) and of e^{G_c} (n k)."""
+    n, c, _ = d_G.shape
+    later = d_G.new_ones(c, c).triu()  # G_t is a sum over r ≤ t, G_c − G_s one over r > s
+    d_g = torch.baddbmm(later @ d_G, (1 - later).expand(n, -1, -1), d_rest)  # n c k
+    return d_g.add_((d_total * decay.prod(1))[:, None])
+
+
+def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For s = 1, 2, 4 …: s, and the decay over the earlier and the later half of each block of 2 s positions (m k)."""
+    size = 1
+    while decay.shape[1] > 1:
+        early, late = decay.reshape(-1, 2, decay.shape[-1]).unbind(1)  # m k
+        yield size, early, late
+        decay, size = (early * late).view(len(decay), -1, decay.shape[-1]), 2 * size  # n b k
+
+
+def _read_decay(decay: Tensor, reads_before_decay: bool) -> Tensor:
+    """The decay (n c k) of its own position that each read sees: n c 1 k, the same for all, or n c 2 k."""
+    return torch.stack([decay, torch.ones_like(decay)], dim=2) if reads_before_decay else decay[:, :, None]
+
+
+def _early(x: Tensor, size: int) -> Tensor:
+    """A view of the earlier half of each block of 2 s positions, s = size: n c … → m s …."""
+    return x.view(-1, 2, size, *x.shape[2:])[:, 0]
+
+
+def _late(x: Tensor, size: int) -> Tensor:
+    """A view of the later half of each block."""
+    return x.view(-1, 2, size, *x.shape[2:])[:, 1]
+
+
+def _late_against_early(pairs: Tensor, size: int) -> Tensor:
+    """A view of the pairs of the later with the earlier half of each block: n c r w c → n b s r w s."""
+    n, c, r, w, _ = pairs.shape
+    b = c // (2 * size)
+    halves = pairs.view(n, b, 2, size, r, w, b, 2, size)[:, :, 1, :, :, :, :, 0]  # n b s r w b s
+    return halves.diagonal(dim1=1, dim2=5).movedim(-1, 1)
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y; a sum of outer products where bmm on a CPU is a plain loop (less than 400 multiplications a matrix)."""
+    if x.shape[1] * x.shape[2] * y.shape[2] >= 400:
+        return x @ y
+    out = x[:, :, 0, None] * y[:, 0, None]
+    for i in range(1, x.shape[2]):
+        out.addcmul_(x[:, :, i, None], y[:, i, None])
+    return out
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """All of them, PIECE chunks at a time."""
+    return zip(*(x.split(PIECE) for x in tensors), strict=True)
+
+
+def _mapped_zero(*tensors: Tensor) -> Tensor:
+    """A zero that is mapped under vmap where any of the tensors is: only what is mapped can take in mapped values."""
+    return torch.stack([x.new_zeros(()) for x in tensors]).sum()

@@ -1,0 +1,106 @@
+"""Gates given as numbers, and tests of a mechanism's neutral gates: write every pair completely, forget nothing.
+
+Neutral gates are tested by what they must lead to. One pair alone in the state is answered with its value: a gate that
+writes nothing fails this. Where keys enter unmapped, the first of several orthogonal pairs is answered as before after
+the others have been written: a decay fails this.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recall_lab.checks import require
+from recall_lab.mixer.base import Mixer
+from recall_lab.shapes import Gates, Hidden, Query, Value
+
+
+def number_gates(mixer: Mixer, hidden: Hidden, given: Mapping[str, float]) -> Gates:
+    """The mixer's gates for hidden, with a number at every position where there is one.
+
+    The number is the one in `given`; else, for a gate that the mixer's options do not fix, its neutral one. A gate that
+    has neither keeps what the mixer computes from hidden. Raises ValueError for a name that is no gate of this mixer.
+    """
+    gates = mixer.gates(hidden)
+    for name in given:
+        require(
+            name in gates,
+            f"{type(mixer).__name__} has no gate {name!r}; its gates: {', '.join(gates) or 'none'}",
+        )
+    numbers = {name: x for name, x in mixer.neutral_gates.items() if name not in mixer.fixed_gates} | dict(given)
+    return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+
+
+@torch.no_grad()
+def answers_one_pair(mixer: Mixer, gates: Mapping[str, float]) -> float:
+    """Cosine between the value of a pair alone in the state and the answer to its key, at gates given as numbers.
+
+    The smallest over eight random pairs and all heads: 1 at neutral gates, 0 where the answer is zero.
+    """
+    k, v = _unit(mixer, 8, mixer.d_key), _unit(mixer, 8, mixer.d_value)
+    o = _answers(mixer, gates, k, k, v)
+    return float(torch.cosine_similarity(o, v, dim=-1).nan_to_num(nan=-1.0).min())
+
+
+@torch.no_grad()
+def keeps_first_pair(mixer: Mixer, gates: Mapping[str, float], pairs: int) -> float:
+    """The share of the answer to the first of `pairs` orthogonal keys that is left when the others have been written.
+
+    1 − ‖o_m − o_1‖ / ‖o_1‖, where o_i is the answer to the first key after i pairs; the smallest over all heads: 1 at
+    neutral gates. Meaningful only where `reads_unmapped_keys`. Raises ValueError for more pairs than d_key.
+    """
+    require(pairs <= mixer.d_key, f"pairs={pairs} orthogonal keys do not fit d_key={mixer.d_key}")
+    k = _unit(mixer, mixer.d_key, mixer.d_key).permute(2, 1, 3, 0)  # 1 h k k
+    k = torch.linalg.qr(k.cpu().double())[0].mT[:, :, :pairs].to(k)  # 1 h m k
+    v = _unit(mixer, pairs, mixer.d_value).permute(2, 1, 0, 3)  # 1 h m v
+    o = _answers(mixer, gates, k[:, :, :1].expand_as(k), k, v)
+    first, last = o[:, :, 0], o[:, :, -1]
+    return float((1 - (last - first).norm(dim=-1) / first.norm(dim=-1)).nan_to_num(nan=-1.0).min())
+
+
+@torch.no_grad()
+def reads_unmapped_keys(mixer: Mixer, gates: Mapping[str, float]) -> bool:
+    """Whether the answer from one pair is c (q·k) v with one c for all queries.
+
+    So it is where keys enter as they are. Softmax answers otherwise, and so does linear attention with a feature map.
+    """
+    k, v, q = _unit(mixer, 8, mixer.d_key), _unit(mixer, 8, mixer.d_value), _unit(mixer, 16, mixer.d_key)[8:]
+    own = _answers(mixer, gates, k, k, v)
+    expected = (q * k).sum(-1, keepdim=True) * own
+    tolerance = 1e-3 * float(own.abs().max())
+    return tolerance > 0 and all(
+        torch.allclose(_answers(mixer, gates, sign * q, k, v), sign * expected, rtol=0, atol=tolerance)
+        for sign in (1, -1)
+    )
+
+
+def neutral_fault(mixer: Mixer, least: float = 0.999) -> str | None:
+    """What is wrong with the mixer's neutral gates, in a line that says what to declare; None where nothing is."""
+    gates, name, pairs = mixer.neutral_gates, type(mixer).__name__, min(8, mixer.d_key)
+    cosine = answers_one_pair(mixer, gates)
+    if cosine < least:
+        fault = f"answers one pair alone with something other than its value (cosine {cosine:.3f}, not {least:g})"
+    elif reads_unmapped_keys(mixer, gates) and (kept := keeps_first_pair(mixer, gates, pairs)) < least:
+        fault = f"keeps {kept:.3f} of the first of {pairs} orthogonal pairs, not {least:g}"
+    else:
+        return None
+    declared = ", ".join(f"{gate}={x:g}" for gate, x in gates.items()) or "none"
+    return (
+        f"{name} {fault} at its neutral gates ({declared}): declare in {name}.neutral_gates, for each gate, the value "
+        "at which every pair is written completely and nothing is forgotten, or the nearest value it has"
+    )
+
+
+def _unit(mixer: Mixer, count: int, width: int) -> Float[Tensor, "n h 1 d"]:
+    """Random unit vectors per head, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, mixer.heads, 1, width, generator=generator, dtype=torch.float64)
+    return (x / x.norm(dim=-1, keepdim=True)).to(mixer.q_proj.weight)
+
+
+def _answers(mixer: Mixer, numbers: Mapping[str, float], q: Query, k: Query, v: Value) -> Value:
+    """The mechanism's outputs at gates given as numbers; a gate without a number is computed from a hidden x of 0."""
+    gates = mixer.gates(mixer.q_proj.weight.new_zeros(q.shape[0], q.shape[2], mixer.d_model))
+    gates = {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+    return mixer.parallel(q, k, v, gates)[0]

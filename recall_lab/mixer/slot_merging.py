@@ -1,0 +1,97 @@
+"""The engine of `merging`: softmax attention over slots, each the mean of the tokens merged into it.
+
+A state holds the mean keys (b h s k), the mean values (b h s v) and the token counts (b h s) of its slots: first the
+⌊B/2⌋ slots that tokens are merged into, then the slots of the ⌈B/2⌉ − 1 most recent tokens (B = budget). While there
+are fewer than B − 1 tokens, each has its own slot. A new position adds a slot of its own; if there are then B slots,
+the oldest of the recent tokens leaves: it is merged into the slot whose key has the largest cosine with its own.
+
+`step` does this for one position and is the definition. `attend` computes a block of positions and equals it.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from recall_lab.mixer.cache import CachedKey, causal, extend, read, score
+from recall_lab.shapes import Query, State, Value
+
+Count = Float[Tensor, "b h s"]
+"""How many tokens each slot holds."""
+Joins = Float[Tensor, "b h leaving slots"]
+"""1 for the slot that a leaving token is merged into, 0 elsewhere."""
+
+
+def step(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value, State]:
+    """One position (t = 1): its output and the state after it."""
+    keys, values = extend(state, k, v)
+    count = F.pad(state["count"], (0, 1), value=1)
+    o = read(score(q, keys) + count.log()[:, :, None], values)
+    if keys.shape[2] == budget:
+        slots = budget // 2
+        cosine = F.cosine_similarity(keys[:, :, :slots], keys[:, :, slots, None], dim=-1, eps=0)  # b h slots
+        join = F.one_hot(cosine.argmax(-1), slots).to(count)  # b h slots
+        total = count[:, :, :slots] + join
+        step_size = (join / total)[..., None]
+        keys, values = (
+            torch.cat([x[:, :, :slots].lerp(x[:, :, slots, None], step_size), x[:, :, slots + 1 :]], dim=2)
+            for x in (keys, values)
+        )
+        count = torch.cat([total, count[:, :, slots + 1 :]], dim=2)
+    return o, {"k": keys, "v": values, "count": count}
+
+
+def attend(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value, State]:
+    """Any number of positions: their outputs and the state after the last."""
+    keys, values = extend(state, k, v)
+    count = F.pad(state["count"], (0, k.shape[2]), value=1)
+    t, s = q.shape[2], keys.shape[2]
+    slots, recent, leaving = budget // 2, (budget + 1) // 2, s - budget + 1
+    if leaving <= 0:
+        return read(causal(q, keys), values), {"k": keys, "v": values, "count": count}
+    # In order: the slots, the tokens that leave the recent ones within this block, and those recent at its end.
+    sizes = [slots, leaving, recent - 1]
+    (k_slot, k_left, k_recent), (v_slot, v_left, v_recent) = keys.split(sizes, dim=2), values.split(sizes, dim=2)
+    count = count[:, :, :slots]
+    joins = choose_slots(k_slot.detach(), k_left.detach(), count)
+    left = count.new_ones(t, leaving).tril(leaving - t - 1)  # t leaving: 1 once the token has left
+
+    # The logit of a mean key is the mean of its tokens' logits, and a slot's weight is shared equally by its tokens.
+    # So the logits and weights of tokens suffice, and the slots are not formed for every position.
+    size = count[:, :, None] + left @ joins  # b h t slots
+    s_slot, s_left, s_recent = score(q, keys).split(sizes, dim=3)
+    s_slot = (count[:, :, None] * s_slot + (s_left * left) @ joins) / size + size.log()
+    unseen = size.new_full((t, s), -torch.inf).triu(s - t + 1)
+    unseen[:, slots : slots + leaving].masked_fill_(left.bool(), -torch.inf)
+    weight = torch.softmax(torch.cat([s_slot, s_left, s_recent], dim=-1) + unseen, dim=-1)
+    w_slot, w_left, w_recent = weight.split(sizes, dim=3)
+    share = w_slot / size  # b h t slots: the weight of each token of a slot
+    o = share @ (count[..., None] * v_slot) + (w_left + share @ joins.mT * left) @ v_left + w_recent @ v_recent
+
+    total = count + joins.sum(2)  # b h slots
+    old, new = (count / total)[..., None], (joins / total[:, :, None]).mT  # b h slots 1, b h slots leaving
+    return o, {
+        "k": torch.cat([old * k_slot + new @ k_left, k_recent], dim=2),
+        "v": torch.cat([old * v_slot + new @ v_left, v_recent], dim=2),
+        "count": F.pad(total, (0, recent - 1), value=1),
+    }
+
+
+@torch.no_grad()
+def choose_slots(slot: CachedKey, left: Query, count: Count) -> Joins:
+    """The slot that each leaving token joins, chosen for one token after another.
+
+    slot: mean keys of the slots; left: keys of the leaving tokens; count: tokens per slot. The sums of the slots' keys
+    have the same cosines as their means. Only their products with the leaving keys and their squares are updated.
+    """
+    total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)  # bh slots k, bh leaving k
+    onto, cross = new @ total.mT, new @ new.mT  # bh leaving slots, bh leaving leaving
+    joins = torch.zeros_like(onto)
+    tiny = torch.finfo(onto.dtype).tiny
+    square = total.square().sum(-1)[:, None].clamp(min=tiny)  # bh 1 slots
+    own = cross.diagonal(dim1=1, dim2=2)[..., None, None]  # bh leaving 1 1
+    for dot, row, join, itself in zip(*(x.split(1, 1) for x in (onto, cross, joins, own)), strict=True):
+        now = torch.baddbmm(dot, row, joins)  # bh 1 slots; tokens that come later have joined no slot yet
+        join.scatter_(2, (now * square.rsqrt()).argmax(dim=-1, keepdim=True), 1)
+        square.addcmul_(join, itself[:, 0].add(now, alpha=2)).clamp_(min=tiny)  # |a + b|² = |a|² + 2ab + |b|²
+    return joins.view(*left.shape[:3], -1)

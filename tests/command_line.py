@@ -1,0 +1,86 @@
+"""What the tests of the command line share: tiny settings, running a command, and the folders it leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recall_lab import folders, messages
+from recall_lab.cli import probe, run
+
+TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_every=3", "train.tokens=256",
+        "train.validation_sequences=8", "test.tokens=256", "test.sequences=4", "task.length=16", "task.pairs=2",
+        "task.vocab=32", "report=false"]  # fmt: skip
+"""Settings of a run of less than a second."""
+
+SERIAL = "hydra/launcher=basic"
+"""One run after the other, in this process."""
+
+LONG = ["train.steps=100000", "train.validate_every=20", "train.solved=null", "name=long"]
+"""A run that does not end by itself."""
+
+
+def recall(*arguments: str) -> int:
+    """`recall-lab run …` in this process: its exit status."""
+    run.Preflight.sweep = None
+    os.environ.pop("HYDRA_FULL_ERROR", None)
+    return run.main([*arguments])
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "recall_lab", *arguments]
+
+
+def shell(*arguments: str, **more) -> subprocess.CompletedProcess:
+    """`recall-lab …` in a process of its own."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **more)
+
+
+def run_folders(name: str) -> list[Path]:
+    return sorted(path.parent for path in Path("outputs", name).glob("*/status.json"))
+
+
+def states(name: str) -> list[str]:
+    return [folders.status(folder)["state"] for folder in run_folders(name)]
+
+
+def ask(*arguments: str) -> int:
+    """`recall-lab probe …` in this process: its exit status."""
+    try:
+        return probe.probe(arguments[0], [*arguments[1:]])
+    except messages.ERRORS as error:
+        return messages.print_error(error)
+
+
+@contextmanager
+def background(*arguments: str) -> Iterator[subprocess.Popen]:
+    """`recall-lab …` in a process group of its own, which is gone afterwards whatever happens."""
+    process = subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Where the tests themselves run in the background, Ctrl-C is ignored, and that would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def started(process: subprocess.Popen, name: str, runs: int = 1) -> None:
+    """Waits until so many runs have a checkpoint."""
+    for _ in range(1800):
+        if len(list(Path("outputs", name).glob("*/checkpoint.pt"))) >= runs:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint in three minutes")

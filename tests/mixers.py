@@ -1,0 +1,62 @@
+"""What the tests of mixers share: every mechanism of conf/mixer, some of its options, and how tensors are compared."""
+
+from functools import cache
+
+import pytest
+import torch
+from conftest import CONF, config, names
+from hydra.utils import instantiate
+from torch import Tensor
+
+from recall_lab.mixer.base import Mixer
+
+OPTIONS: dict[str, list[dict]] = {
+    "linear": [
+        {"feature_map": "elu+1", "normalizer": True},
+        {"feature_map": "hedgehog", "normalizer": True},
+        {"feature_map": "dpfp"},
+        {"feature_map": "taylor"},
+    ],
+    "gated_linear": [{"decay": "retention", "write": 0.5}, {"decay": 0.9, "write": 1}, {"decay": 1}],
+    "delta_rule": [{"allow_neg_eigval": True}],
+    "gated_delta": [{"allow_neg_eigval": True}],
+    "based": [{"window": 5}],
+    "log_linear": [{"levels": 3}],
+}
+"""Options with which a mechanism is tested besides its defaults."""
+
+MECHANISMS = [name for name in names("mixer") if "mixer_base" in (CONF / "mixer" / f"{name}.yaml").read_text()]
+CASES = [(name, options) for name in MECHANISMS for options in [{}, *OPTIONS.get(name, [])]]
+every_case = pytest.mark.parametrize(
+    ("name", "options"), CASES, ids=["-".join([name, *map(str, options.values())]) for name, options in CASES]
+)
+every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
+
+
+@cache
+def settings(name: str):
+    return config(f"mixer={name}").mixer
+
+
+def build(name: str, **options) -> Mixer:
+    torch.manual_seed(0)
+    return instantiate(settings(name))(**{"d_model": 16, "heads": 2} | options)
+
+
+def draw(mixer: Mixer, length: int, batch: int = 2) -> Tensor:
+    weight = mixer.o_proj.weight
+    generator = torch.Generator().manual_seed(length)
+    return torch.randn(batch, length, mixer.d_model, generator=generator, dtype=torch.float64).to(weight)
+
+
+def close(x: Tensor, y: Tensor, tolerance: float = 1e-10) -> bool:
+    return x.shape == y.shape and bool((x - y).detach().norm() <= tolerance * (1e-3 + y.detach().norm()))
+
+
+def same_state(x: dict[str, Tensor], y: dict[str, Tensor], tolerance: float = 1e-10) -> bool:
+    return x.keys() == y.keys() and all(close(x[name], y[name], tolerance) for name in x)
+
+
+def total(*tensors: Tensor) -> Tensor:
+    """A loss whose gradient differs between positions and channels."""
+    return sum((x.sin() * torch.linspace(0.5, 1.5, x.numel()).to(x).view_as(x)).sum() for x in tensors)

@@ -1,0 +1,263 @@
+"""The engine of matrix states against its naive forms: outputs and gradients, any decay, any length, under vmap."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recall_lab.mixer.channel_decay import channel_decay
+from recall_lab.mixer.decayed_products import DecayedProducts, naive_decay, scalar_decay
+from recall_lab.mixer.delta_rule import DeltaRule
+from recall_lab.mixer.gated_delta import GatedDelta
+from recall_lab.mixer.gated_linear import GatedLinear
+from recall_lab.mixer.gla import GLA
+from recall_lab.mixer.kda import KDA
+from recall_lab.mixer.log_linear import LogLinear
+from recall_lab.mixer.mamba2 import Mamba2
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update, chunked, naive
+from recall_lab.mixer.mesa import Mesa
+from recall_lab.mixer.numerics import log_decay_sums
+from recall_lab.mixer.rwkv7 import RWKV7
+
+LENGTHS = [1, 31, 32, 33, 63, 100, 130]
+DECAYS = {
+    "weak": lambda g: 0.1 * g,
+    "strong": lambda g: 20 * g,
+    "none": lambda g: 0 * g,
+    "huge": lambda g: torch.full_like(g, -1e4),
+    "forget": lambda g: torch.full_like(g, -torch.inf),
+    "mixed": lambda g: torch.where(g < -0.9, -torch.inf, torch.where(g < -0.8, -1e4, torch.where(g < -0.5, 0.0, g))),
+}
+"""From g uniform in (−1, 0): the log decays that a chunk may hold."""
+UPDATES = {"write": 0, "erase": 1, "erase apart": 2}
+
+
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def uniform(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def close(first: tuple[Tensor, ...], second: tuple[Tensor, ...], tolerance: float = 1e-9) -> None:
+    for i, (x, y) in enumerate(zip(first, second, strict=True)):
+        assert torch.isfinite(y).all(), i
+        assert torch.allclose(x, y, rtol=tolerance, atol=tolerance), f"{i}: {(x - y).abs().max()}"
+
+
+def with_gradients(form: Callable, leaves: tuple[Tensor, ...], seed: int = 0) -> tuple[Tensor, ...]:
+    """The outputs of form(*leaves), and the leaves' gradients of a random linear function of them."""
+    leaves = tuple(x.detach().requires_grad_() for x in leaves)
+    outputs = form(*leaves)
+    generator = torch.Generator().manual_seed(seed)
+    d_outputs = [normal(generator, *x.shape) for x in outputs]
+    return *outputs, *torch.autograd.grad(outputs, leaves, d_outputs, materialize_grads=True)
+
+
+# The products within a chunk.
+
+
+def products(form: Callable, reads_before_decay: bool) -> Callable[..., tuple[Tensor, ...]]:
+    """The fields of the products, without what is undefined: pairs of a second read at its own position."""
+
+    def run(g: Tensor, reads: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
+        out: DecayedProducts = form(g, reads, keys, reads_before_decay)
+        earlier = torch.ones(g.shape[1], g.shape[1], dtype=torch.bool).tril(-1)[:, None]
+        first, *second = out.pairs.unbind(2)
+        return first, *(torch.where(earlier, x, 0) for x in second), *out[1:]
+
+    return run
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("reads_before_decay", [False, True])
+@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize(("form", "channels"), [(scalar_decay, ()), (channel_decay, (5,))])
+def test_decayed_products(form, channels, reads, keys, reads_before_decay, decay):
+    reads_before_decay = reads_before_decay and reads > 1
+    generator = torch.Generator().manual_seed(1)
+    g = DECAYS[decay](-uniform(generator, 3, 8, *channels))
+    leaves = (g, normal(generator, 3, 8, reads, 5), normal(generator, 3, 8, keys, 5))
+    fast, slow = (products(which, reads_before_decay) for which in (form, naive_decay))
+    close(with_gradients(fast, leaves), with_gradients(slow, leaves))
+
+
+@pytest.mark.parametrize("reads_before_decay", [False, True])
+def test_channel_decay_by_finite_differences(reads_before_decay):
+    generator = torch.Generator().manual_seed(2)
+    leaves = [-uniform(generator, 2, 8, 3), normal(generator, 2, 8, 2, 3), normal(generator, 2, 8, 2, 3)]
+    run = products(channel_decay, reads_before_decay)
+    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in leaves])
+    assert torch.autograd.gradcheck(run, leaves, check_batched_grad=True, fast_mode=True)
+
+
+def test_channel_decay_under_vmap():
+    generator = torch.Generator().manual_seed(3)
+    g, reads, keys = -uniform(generator, 4, 2, 8, 3), normal(generator, 2, 8, 2, 3), normal(generator, 2, 8, 4, 1, 3)
+    mapped = torch.vmap(lambda g, x, y: tuple(channel_decay(g, x, y, True)), in_dims=(0, None, 2))(g, reads, keys)
+    loop = [channel_decay(g[i], reads, keys[:, :, i], True) for i in range(4)]
+    close(mapped, tuple(torch.stack(x) for x in zip(*loop, strict=True)))
+
+
+def test_channel_decay_in_pieces():
+    """More chunks than are worked on at a time are no different."""
+    generator = torch.Generator().manual_seed(4)
+    leaves = (-uniform(generator, 1100, 2, 3), normal(generator, 1100, 2, 1, 3), normal(generator, 1100, 2, 1, 3))
+    close(with_gradients(products(channel_decay, False), leaves), with_gradients(products(naive_decay, False), leaves))
+
+
+def test_log_decay_sums():
+    g = torch.tensor([-1.0, -torch.inf, -2.0, -1e-12], dtype=torch.float64)
+    sums = log_decay_sums(g)
+    assert sums.diagonal().tolist() == [0, 0, 0, 0]
+    assert sums[3, 1:].tolist() == [-2 - 1e-12, -1e-12, 0]
+    assert (sums[1:, 0].exp() == 0).all()
+    assert (sums.triu(1)[sums.triu(1) != 0] == -torch.inf).all()
+
+
+# The whole engine.
+
+
+def update(generator: torch.Generator, length: int, kind: str, decay: str | None, channels: bool) -> list:
+    """q, the fields of an update and a state."""
+    shape, k, v = (2, 2, length), 4, 3
+    g = None if decay is None else DECAYS[decay](-uniform(generator, *shape, *((k,) if channels else ())))
+    a, b = (0.3 * normal(generator, *shape, k) for _ in range(2))
+    erase = [[None, None], [a, None], [a, b]][UPDATES[kind]]
+    q, key = (F.normalize(normal(generator, *shape, k), dim=-1) for _ in range(2))
+    return [q, key, normal(generator, *shape, v), g, *erase, normal(generator, 2, 2, k, v)]
+
+
+def run(form: Callable, fields: list, before: bool) -> tuple[Tensor, ...]:
+    """Outputs, state and the gradients of all fields that are tensors."""
+    given = [x is not None for x in fields]
+
+    def of(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        rest = iter(leaves)
+        q, *here, state = (next(rest) if there else None for there in given)
+        return form(q, Update(*here, reads_before_decay=before), state)
+
+    return with_gradients(of, tuple(x for x in fields if x is not None))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", UPDATES)
+@pytest.mark.parametrize("channels", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_chunks_are_the_recurrence(length, kind, channels, before):
+    generator = torch.Generator().manual_seed(length)
+    for decay in (*DECAYS, *([] if channels else [None])):
+        fields = update(generator, length, kind, decay, channels)
+        close(run(chunked, fields, before), run(naive, fields, before))
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+@pytest.mark.parametrize("channels", [False, True])
+def test_an_empty_segment_leaves_the_state(kind, channels):
+    q, *fields, state = update(torch.Generator().manual_seed(0), 0, kind, "weak", channels)
+    for form in (chunked, naive):
+        o, after = form(q, Update(*fields), state)
+        assert o.shape == (2, 2, 0, 3)
+        assert torch.equal(after, state)
+
+
+def test_decays_that_differ_by_much():
+    """A weak decay after a strong one keeps its accuracy in float32."""
+    g = torch.full((1, 1, 32), -1e-3)
+    g[..., 10] = -1e4
+    q, k, v = torch.randn(3, 1, 1, 32, 4, generator=torch.Generator().manual_seed(0))
+    for channels in (g, g[..., None].expand_as(k)):
+        fast, _ = chunked(q, Update(k, v, channels), torch.zeros(1, 1, 4, 4))
+        slow, _ = naive(q.double(), Update(k.double(), v.double(), channels.double()), torch.zeros(1, 1, 4, 4).double())
+        assert torch.allclose(fast.double(), slow, rtol=1e-5, atol=1e-5)
+
+
+# The mechanisms.
+
+GATES: dict[type, dict[str, tuple[int, ...]]] = {
+    GatedLinear: {"log_decay": (), "write": ()},
+    GatedDelta: {"log_decay": (), "beta": ()},
+    GLA: {"log_decay": (4,)},
+    KDA: {"log_decay": (4,), "beta": ()},
+    RWKV7: {"log_decay": (4,), "a": (4,)},
+    Mamba2: {"log_decay": (), "write": (), "skip": ()},
+    Mesa: {"log_decay": (), "write": (), "ridge": (4,)},
+    LogLinear: {"log_decay": (), "level": (4,)},
+}
+"""Gate → its axes after b h t."""
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("mechanism", GATES)
+def test_any_decay_in_every_mechanism(mechanism, length):
+    """Parallel equals recurrence, outputs and gradients, also where a decay forgets everything."""
+    mixer = mechanism(d_model=8, heads=2).double()
+    generator = torch.Generator().manual_seed(length)
+    for decay in DECAYS:
+        gates = {name: 0.1 + uniform(generator, 1, 2, length, *axes) for name, axes in GATES[mechanism].items()}
+        gates["log_decay"] = DECAYS[decay](-uniform(generator, *gates["log_decay"].shape))
+        vectors = [normal(generator, 1, 2, length, 4) for _ in range(3)]
+        leaves = (*(F.normalize(x, dim=-1) for x in vectors), *gates.values())
+
+        def form(name: str, leaves: tuple[Tensor, ...] = leaves, names: tuple[str, ...] = tuple(gates)) -> tuple:
+            def of(q: Tensor, k: Tensor, v: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+                o, state = getattr(mixer, name)(q, k, v, dict(zip(names, values, strict=True)))
+                return o, *(state[part] for part in sorted(state))
+
+            return with_gradients(of, leaves)
+
+        close(form("parallel"), form("run_recurrence"), 1e-7)
+
+
+@pytest.mark.parametrize("mechanism", GATES)
+def test_an_empty_segment_in_every_mechanism(mechanism):
+    mixer = mechanism(d_model=8, heads=2, short_conv=0).double()
+    x = normal(torch.Generator().manual_seed(0), 2, 7, 8)
+    with torch.no_grad():
+        _, state = mixer(x)
+        y, after = mixer(x[:, :0], state)
+    assert y.shape == (2, 0, 8)
+    assert all(torch.equal(after[name], part) for name, part in state.items())
+
+
+class Squared:
+    """v enters by its square, so that the mechanism is not linear in v."""
+
+    linear_in_v: ClassVar[bool] = False
+
+    def update(self, k, v, gates):
+        return super().update(k, v * v, gates)
+
+
+def squared(kind: type[MatrixMemory]) -> type[MatrixMemory]:
+    return dataclass(eq=False, repr=False, kw_only=True)(type(f"Squared{kind.__name__}", (Squared, kind), {}))
+
+
+def jacobian_rows(o: Tensor, v: Tensor) -> Iterator[Tensor]:
+    for one in torch.eye(o.numel(), dtype=o.dtype).view(-1, *o.shape):
+        yield torch.autograd.grad(o, v, one, retain_graph=True)[0]
+
+
+@pytest.mark.parametrize("kind", [GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
+def test_a_jacobian_in_one_batch(kind):
+    """torch.autograd.grad(is_grads_batched=True) gives what one call per row gives."""
+    mixer = squared(kind)(d_model=8, heads=2, d_value=2).double()
+    x = normal(torch.Generator().manual_seed(0), 1, 40, 8)
+    q, k, v, gates, _ = mixer.project(x)
+    v = v.detach().requires_grad_()
+    o, _ = mixer.parallel(q, k, v, gates)
+    ones = torch.eye(o.numel(), dtype=o.dtype).view(-1, *o.shape)
+    (batched,) = torch.autograd.grad(o, v, ones, retain_graph=True, is_grads_batched=True)
+    assert torch.allclose(batched, torch.stack([*jacobian_rows(o, v)]))
+    # With respect to a gate and the key as well: what every part of the engine hands back.
+    inputs = [x for x in (k, *gates.values()) if x.requires_grad]
+    some = ones[::17]
+    together = torch.autograd.grad(o, inputs, some, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(o, inputs, one, retain_graph=True) for one in some]
+    close(together, tuple(torch.stack(rows) for rows in zip(*each, strict=True)))

@@ -1,0 +1,161 @@
+"""The options, weights and docstrings of every mechanism."""
+
+import ast
+import copy
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from mixers import build, draw, every_case, every_mechanism, settings, total
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.model import Model
+
+
+@every_case
+def test_every_parameter_learns(name, options):
+    mixer = build(name, **options, output_norm=True, output_gate=True)
+    total(mixer(draw(mixer, 40))[0]).backward()
+    still = [key for key, weight in mixer.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert not still
+
+
+@every_mechanism
+def test_copies_are_equal(name):
+    mixer = build(name)
+    other = build(name, short_conv=4)
+    other.load_state_dict(mixer.state_dict())
+    x = draw(mixer, 30)
+    assert torch.equal(mixer(x)[0], other(x)[0])
+    assert torch.equal(mixer(x)[0], copy.deepcopy(mixer)(x)[0])
+
+
+@every_mechanism
+def test_every_key_has_an_effect(name):
+    """Another value of any key of the file changes the outputs or is refused by name; an unknown word is refused."""
+    keys = {key: value for key, value in settings(name).items() if not key.startswith("_")}
+    base = build(name)
+    for key, value in keys.items():
+        if key in ("d_key", "d_value"):
+            others = [4]
+        elif isinstance(value, bool):
+            others = [not value]
+        elif isinstance(value, int):
+            others = [1, 2, value + 1, 4]
+        elif isinstance(value, float):
+            others = [value / 2]
+        else:
+            with pytest.raises(ValueError, match=key):
+                build(name, **{key: "nonsense"})
+            continue
+        assert any(differ(name, base, key, other) for other in others if other != value), key
+
+
+def differ(name: str, base: Mixer, key: str, value) -> bool:
+    """Whether that value of the key is refused by name or changes the outputs."""
+    try:
+        other = build(name, **{key: value})
+    except ValueError as refusal:
+        return key in str(refusal)
+    x = draw(base, 100)
+    return not torch.equal(base(x)[0], other(x)[0])
+
+
+@every_mechanism
+@pytest.mark.parametrize("bad", [{"d_model": 15}, {"heads": 0}, {"d_key": 0}, {"d_value": -1}, {"short_conv": -1}])
+def test_impossible_sizes_are_refused(name, bad):
+    widths = {"d_key": None, "d_value": None}
+    (key,) = bad
+    with pytest.raises(ValueError, match=key):
+        build(name, **widths | bad)
+
+
+@every_mechanism
+def test_starting_values_survive_the_model(name):
+    """A model does not initialise a mechanism's gate biases and other starting values again."""
+    made = []
+
+    def maker(**sizes) -> Mixer:
+        mixer = build(name, **sizes)
+        made.append({key: weight.clone() for key, weight in mixer.state_dict().items()})
+        return mixer
+
+    model = Model(10, maker, d_model=16, layers=2)
+    for block, weights in zip(model.blocks, made, strict=True):
+        for key, weight in block.mixer.state_dict().items():
+            assert torch.equal(weight, weights[key]), key
+
+
+@every_mechanism
+def test_misspelt_keys_are_refused(name):
+    with pytest.raises(TypeError, match="d_keys"):
+        build(name, d_keys=8)
+
+
+@every_mechanism
+def test_docstring_says_what_it_is(name):
+    """It has a plain first sentence, the recurrence, A or why there is none, the state and the source."""
+    text = type(build(name)).__doc__
+    first, *rest = text.strip().splitlines()
+    assert first.endswith(".")
+    assert not set(first) & set("=_∈Σ")
+    for part in ("A", "state:", "Source:"):
+        assert part in "\n".join(rest), part
+
+
+@every_mechanism
+@pytest.mark.parametrize(
+    "bad", [{"heads": True}, {"heads": 1.0}, {"d_model": 16.0}, {"d_key": True}, {"short_conv": False}, {"qk_norm": 1},
+            {"conv_activation": "false"}, {"output_norm": None}, {"output_gate": 0}]
+)  # fmt: skip
+def test_values_of_another_type_are_refused(name, bad, monkeypatch):
+    """True is no number of heads and 1 is no flag: by the check itself, not only by the annotations of the tests."""
+    (key,) = bad
+    mixer = build(name)
+    for option, value in bad.items():
+        monkeypatch.setattr(mixer, option, value)
+    with pytest.raises(ValueError, match=f"^{key}="):
+        Mixer.__post_init__(mixer)
+
+
+@every_case
+def test_weight_decay_touches_weights_of_projections_and_convolutions_only(name, options):
+    """Biases, norms, decays, lengths and ridges have fewer than two axes or are named by their module."""
+    mixer = build(name, **options, output_norm=True, output_gate=True, qk_norm=True)
+    decayed = set()
+    for prefix, module in mixer.named_modules():
+        for own, weight in module.named_parameters(recurse=False):
+            if weight.ndim >= 2 and own not in getattr(module, "no_weight_decay", ()):
+                decayed.add(f"{prefix}.{own}" if prefix else own)
+    weights = {"input_weight", "hidden_weight"}  # of the vector states
+    assert all(key.endswith("weight") for key in decayed - weights)
+    exempt = dict(mixer.named_parameters()).keys() - decayed
+    assert not any(key.endswith("proj.weight") or key == "conv.weight" for key in exempt)
+
+
+def test_the_ridge_of_mesa_and_the_biases_of_vector_states_are_exempt():
+    assert [build(name).no_weight_decay for name in ("mesa", "rnn", "lstm")] == [("ridge",), ("bias",), ("bias",)]
+
+
+@every_mechanism
+def test_a_mechanism_is_short(name):
+    """At most 40 lines of code without imports and docstrings; longer forms are engine files of their own."""
+    path = Path(inspect.getsourcefile(type(build(name))))
+    assert len(code_lines(path.read_text())) <= 40
+
+
+def code_lines(source: str) -> list[int]:
+    """The numbers of the lines that are not blank, a comment, an import or a string on its own."""
+    without = set()
+    for node in ast.walk(ast.parse(source)):
+        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if text or isinstance(node, ast.Import | ast.ImportFrom):
+            without |= set(range(node.lineno, node.end_lineno + 1))
+    lines = enumerate(source.splitlines(), start=1)
+    return [i for i, line in lines if i not in without and line.strip() and not line.strip().startswith("#")]
+
+
+def test_lines_of_code_are_counted_without_docstrings_and_imports():
+    source = '"""A module."""\n\nimport ast\n\nx = 1  # a number\n"""What x is,\nand more."""\n# why\ny = 2\n'
+    assert code_lines(source) == [5, 9]

@@ -1,0 +1,151 @@
+"""Neutral gates: every mechanism's, tested by what they must lead to, and what is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from conftest import CONF, config
+from hydra.utils import instantiate
+from torch import nn
+
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.gated_delta import GatedDelta
+from recall_lab.mixer.gated_linear import GatedLinear
+from recall_lab.mixer.matrix_memory import MatrixMemory, Update
+from recall_lab.mixer.mesa import Mesa
+from recall_lab.mixer.neutral import (
+    answers_one_pair,
+    keeps_first_pair,
+    neutral_fault,
+    number_gates,
+    reads_unmapped_keys,
+)
+from recall_lab.mixer.softmax import Softmax
+
+FILES = sorted(path.relative_to(CONF / "mixer").with_suffix("").as_posix() for path in (CONF / "mixer").rglob("*.yaml"))
+MECHANISMS = [name for name in FILES if name != "hybrid"]
+VECTOR_STATES = {"rnn", "lstm"}
+UNMAPPED = {
+    "linear", "gated_linear", "gated_linear/fixed_decay", "gla", "mamba2", "delta_rule", "delta_rule/neg_eigval",
+    "gated_delta", "kda", "rwkv7", "mesa", "log_linear",
+}  # fmt: skip
+
+
+def build(name: str, **options) -> Mixer:
+    torch.manual_seed(0)
+    return instantiate(config(f"mixer={name}").mixer)(**{"d_model": 16, "d_key": 16, "short_conv": 0} | options)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name not in VECTOR_STATES])
+def test_one_pair_is_answered_and_the_first_of_several_is_kept(name, heads):
+    mixer = build(name, heads=heads)
+    assert answers_one_pair(mixer, mixer.neutral_gates) >= 0.999
+    assert reads_unmapped_keys(mixer, mixer.neutral_gates) == (name in UNMAPPED)
+    if name in UNMAPPED:
+        assert keeps_first_pair(mixer, mixer.neutral_gates, 16) >= 0.999
+    assert neutral_fault(mixer) is None
+
+
+@pytest.mark.parametrize("name", sorted(VECTOR_STATES))
+def test_a_vector_state_has_no_neutral_gates(name):
+    mixer = build(name)
+    assert answers_one_pair(mixer, {}) < 0.999
+    assert neutral_fault(mixer).startswith(f"{type(mixer).__name__} answers one pair alone with something other")
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_declared_name_exists(name):
+    """Neutral and fixed gates are gates, gate options are options, exempt parameters are parameters."""
+    mixer = build(name)
+    gates = set(mixer.gates(torch.zeros(1, 1, 16)))
+    assert gates == (set(mixer.neutral_gates) | mixer.fixed_gates) & gates
+    assert set(mixer.neutral_gates) <= gates | mixer.fixed_gates
+    assert all(hasattr(mixer, option) for option in mixer.gate_options)
+    assert set(mixer.no_weight_decay) <= dict(mixer.named_parameters(recurse=False)).keys()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_gate_options_have_no_effect_on_gates_given_as_numbers(name):
+    mixer = build(name)
+    others = {"allow_neg_eigval": not getattr(mixer, "allow_neg_eigval", False), "levels": 3}
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 1, 40, 16, generator=generator) for _ in range(3))
+    k = k / k.norm(dim=-1, keepdim=True)
+    for option in mixer.gate_options:
+        other = build(name, **{option: others[option]})
+        outputs = [m.parallel(q, k, v, number_gates(m, torch.randn(2, 40, 16), {}))[0] for m in (mixer, other)]
+        assert torch.equal(*outputs)
+
+
+def test_numbers_given_win_over_fixed_gates_and_these_over_neutral_ones():
+    hidden = torch.zeros(1, 3, 16)
+    mixer = build("gated_linear", decay=0.9)
+    assert mixer.fixed_gates == {"log_decay"}
+    gates = number_gates(mixer, hidden, {})
+    assert torch.allclose(gates["log_decay"], torch.tensor(0.9).log().expand(1, 1, 3))
+    assert torch.equal(gates["write"], torch.ones(1, 1, 3))
+    assert torch.equal(number_gates(mixer, hidden, {"log_decay": -1.0})["log_decay"], -torch.ones(1, 1, 3))
+    with pytest.raises(ValueError, match="GatedLinear has no gate 'beta'; its gates: log_decay, write"):
+        number_gates(mixer, hidden, {"beta": 1.0})
+    assert build("gated_linear/fixed_decay").fixed_gates == {"log_decay", "write"}
+    assert GatedLinear(d_model=4).fixed_gates == frozenset()
+    assert Softmax(d_model=4, sink=True).fixed_gates == {"sink"}
+
+
+def test_what_decays_or_writes_nothing_is_found():
+    decaying = build("gla")
+    assert answers_one_pair(decaying, {"log_decay": -0.01}) >= 0.999
+    assert keeps_first_pair(decaying, {"log_decay": -0.01}, 8) == pytest.approx(
+        torch.tensor(-0.07).exp().item(), abs=1e-5
+    )
+    delta = build("delta_rule")
+    assert keeps_first_pair(delta, {"beta": 0.5}, 8) >= 0.999  # orthogonal keys do not disturb each other at any rate
+    assert answers_one_pair(build("gated_linear"), {"log_decay": 0.0, "write": 0.0}) == 0
+    with pytest.raises(ValueError, match="pairs=17 orthogonal keys do not fit d_key=16"):
+        keeps_first_pair(delta, {}, 17)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Leaky(MatrixMemory):
+    """S_t = γ S_{t−1} + (1 − γ) k_t v_tᵀ: it cannot write everything and forget nothing."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.leak = nn.Parameter(torch.zeros(self.heads))
+
+    def gates(self, x):
+        return {"log_decay": nn.functional.logsigmoid(self.leak)[:, None].expand(len(x), -1, x.shape[1])}
+
+    def update(self, k, v, gates):
+        return Update(k, v * -gates["log_decay"].expm1()[..., None], gates["log_decay"])
+
+
+class Undeclared(Leaky):
+    """Nothing is declared, so that the gate is what x = 0 makes of it."""
+
+
+class WritesNothing(Leaky):
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0}
+
+
+class Nearest(Leaky):
+    neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": -1e-4}
+
+
+def test_a_mechanism_without_neutral_gates_is_named_with_what_to_declare():
+    assert neutral_fault(Undeclared(d_model=16)).startswith("Undeclared keeps 0.008 of the first of 8 orthogonal pairs")
+    fault = neutral_fault(WritesNothing(d_model=16))
+    assert fault.startswith("WritesNothing answers one pair alone with something other than its value (cosine 0.000")
+    assert "(log_decay=0): declare in WritesNothing.neutral_gates" in fault
+    assert neutral_fault(Nearest(d_model=16)) is None
+
+
+def test_mesa_and_gated_delta_keep_what_they_wrote():
+    """Values, not only thresholds: a ridge of 1e-4 takes its share of an answer, gated delta nothing."""
+    mesa = Mesa(d_model=16, short_conv=0).double()
+    assert keeps_first_pair(mesa, mesa.neutral_gates, 16) == pytest.approx(1, abs=1e-9)
+    gated = GatedDelta(d_model=16, short_conv=0).double()
+    assert keeps_first_pair(gated, gated.neutral_gates, 16) == pytest.approx(1, abs=1e-9)

@@ -1,0 +1,280 @@
+"""Sweeps: failed, killed, interrupted and concurrent runs."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import LONG, SERIAL, TINY, background, recall, run_folders, shell, started, states
+
+from recall_lab import files, folders
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+def test_one_bad_job_of_three(capsys):
+    """The others finish; its folder says failed and why; the summary lists it; the report names what is missing."""
+    tiny = [word for word in TINY if not word.startswith("task.pairs")]
+    assert recall("-m", *tiny, SERIAL, "task.pairs=2,9,3", "name=three", "report=true") == 1
+    assert sorted(states("three")) == ["failed", "finished", "finished"]
+    bad = next(f for f in run_folders("three") if folders.status(f)["state"] == "failed")
+    assert "Traceback" in (bad / "run.log").read_text()
+    printed = capsys.readouterr()
+    line = [line for line in printed.err.splitlines() if str(bad) in line]
+    assert len(line) == 1
+    assert "a length of at least 36 (2 places each), not 16" in line[0]
+    assert f"not in the table: {bad.name}" in printed.out
+    assert bad.name in Path("outputs/three/report.html").read_text()
+
+
+def test_a_failed_run_is_done_again(monkeypatch):
+    from recall_lab import train
+
+    whole = train.evaluate
+    calls = []
+
+    def broken(*arguments, **more):
+        calls.append(1)
+        if len(calls) > 5:
+            raise RuntimeError("out of luck")
+        return whole(*arguments, **more)
+
+    monkeypatch.setattr(train, "evaluate", broken)
+    assert recall(*TINY) == 1
+    assert states("main") == ["failed"]
+    monkeypatch.setattr(train, "evaluate", whole)
+    assert recall(*TINY) == 0
+    assert states("main") == ["finished"]
+
+
+def test_a_loss_that_is_not_finite_fails_the_run(capsys, monkeypatch):
+    from recall_lab import train
+
+    monkeypatch.setattr(train, "loss", lambda logits, targets: logits.sum() * torch.nan)
+    assert recall(*TINY) == 1
+    (folder,) = run_folders("main")
+    assert re.search(r"training step 0 is nan", folders.status(folder)["error"])
+    assert "training step 0 is nan" in capsys.readouterr().err
+    assert not (folder / "rows.json").exists()
+
+
+def test_a_job_of_a_parallel_sweep_equals_the_same_run_alone():
+    done = shell("run", "-m", *TINY, "mixer=softmax,delta_rule", "seed=0,1", "name=sweep")
+    assert done.returncode == 0, done.stderr
+    assert states("sweep") == ["finished"] * 4
+    assert recall(*TINY, "mixer=delta_rule", "seed=1", "name=alone") == 0
+    (alone,) = run_folders("alone")
+    twin = Path("outputs/sweep") / alone.name
+    assert (twin / "rows.json").read_text() == (alone / "rows.json").read_text()
+    ours, theirs = (torch.load(f / "checkpoint.pt", weights_only=True)["model"] for f in (alone, twin))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert {folders.status(folder)["threads"] for folder in run_folders("sweep")} == {1}
+
+
+def test_kill_and_rerun(monkeypatch):
+    """kill −9 in the middle of a sweep: what was finished stays, the rest goes on from its checkpoint."""
+    assert recall(*TINY, "name=long") == 0
+    whole = {path: path.read_bytes() for path in Path("outputs/long").glob("*/*.json")}
+    with background("run", *TINY, *LONG) as process:
+        started(process, "long", runs=2)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert {path: path.read_bytes() for path in whole} == whole
+    assert sorted(states("long")) == ["finished", "running"]
+    (cut,) = (folder for folder in run_folders("long") if folders.status(folder)["state"] == "running")
+    for path in cut.glob("*.json"):
+        json.loads(path.read_text())
+    reached = torch.load(cut / "checkpoint.pt", weights_only=True)["curve"][-1]["step"]
+
+    from recall_lab import train
+
+    seen = []
+    rate = train.Training.rate
+
+    def watched(self, step):
+        seen.append(step)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return rate(self, step)
+
+    monkeypatch.setattr(train.Training, "rate", watched)
+    assert recall(*TINY, *LONG) == 130
+    assert seen == [reached, reached + 1, reached + 2]
+    assert sorted(states("long")) == ["finished", "interrupted"]
+    assert len(run_folders("long")) == 2
+
+
+def test_ctrl_c_says_how_to_go_on():
+    with background("run", *TINY, *LONG) as process:
+        started(process, "long")
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=120)
+        told = process.stderr.read()
+    assert process.returncode == 130
+    assert told.splitlines() == ["recall-lab: interrupted; the same command goes on from here"]
+    assert states("long") == ["interrupted"]
+
+
+def test_two_processes_never_work_on_one_run(capsys):
+    from filelock import FileLock
+
+    assert recall(*TINY) == 0
+    (folder,) = run_folders("main")
+    before = (folder / "status.json").read_text()
+    with FileLock(folder / ".lock"):
+        assert recall(*TINY) == 1
+    printed = capsys.readouterr()
+    assert "another process is working on it" in printed.out
+    assert printed.err == f"recall-lab: {folder} is being worked on by another process\n"
+    assert (folder / "status.json").read_text() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", ["softmax", "gated_delta"])
+def test_compiled_training_is_the_same_training(mixer):
+    """In processes of their own, since the compiler cannot see through the tests' checks of every call."""
+    for flag in ("false", "true"):
+        done = shell("run", *TINY, f"mixer={mixer}", f"train.compile={flag}", f"name=compile-{flag}")
+        assert done.returncode == 0, done.stderr
+    (plain,), (compiled,) = run_folders("compile-false"), run_folders("compile-true")
+    ours, theirs = ([p["train_loss"] for p in files.read_json(f / "curve.json")] for f in (plain, compiled))
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def finished_alone(*arguments: str) -> Path:
+    """The folder of the same run, done without interruption."""
+    assert recall(*TINY, *arguments, "name=alone") == 0
+    return run_folders("alone")[0]
+
+
+SLOW_ENOUGH = ["train.steps=3000", "train.validate_every=50", "train.solved=null"]
+"""A run of some seconds, so that a signal arrives while it trains."""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(number, code):
+    with background("run", *TINY, *SLOW_ENOUGH, "name=cut") as process:
+        started(process, "cut")
+        os.kill(process.pid, number)
+        process.wait(timeout=60)
+    assert process.returncode == code
+    (cut,) = run_folders("cut")
+    first = folders.status(cut)
+    assert first["state"] == "interrupted"
+    assert "interrupted" in (cut / "run.log").read_text(encoding="utf-8")
+    assert recall(*TINY, *SLOW_ENOUGH, "name=cut") == 0
+    second = folders.status(cut)
+    assert second["state"] == "finished"
+    assert second["legs"][0]["started"] == first["started"] == second["started"]
+    assert len(second["legs"]) == 2
+    assert second["seconds"] >= files.read_json(cut / "curve.json")[-1]["seconds"]
+    assert second["seconds"] >= first["seconds"] > 0
+    alone = finished_alone(*SLOW_ENOUGH)
+    assert (cut / "rows.json").read_text() == (alone / "rows.json").read_text()
+    ours, theirs = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (cut, alone))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_command_alone_stops_its_workers(number):
+    with background("run", "-m", *TINY, *LONG, "seed=0,1", "hydra.launcher.n_jobs=2") as process:
+        started(process, "long", runs=2)
+        os.kill(process.pid, number)
+        process.wait(timeout=90)
+        printed = process.stderr.read()
+    assert process.returncode == 128 + number
+    assert printed == "recall-lab: interrupted; the same command goes on from here\n"
+    assert states("long") == ["interrupted"] * 2
+    before = [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")]
+    assert not list(Path("outputs/long").glob(".sweep-*"))
+    assert [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")] == before
+
+
+def test_a_killed_worker_costs_nobody_else(tmp_path):
+    """kill −9 of one worker process of two: every run is finished in the end, by the same command."""
+    with background("run", "-m", *TINY, *SLOW_ENOUGH, "seed=0,1,2,3", "hydra.launcher.n_jobs=2", "name=hit") as process:
+        started(process, "hit", runs=2)
+        workers = subprocess.check_output(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], text=True)
+        worker = next(line.split()[0] for line in workers.splitlines() if "LokyProcess" in line)
+        os.kill(int(worker), signal.SIGKILL)
+        process.wait(timeout=240)
+        printed = process.stderr.read()
+    assert process.returncode == 0, printed
+    assert states("hit") == ["finished"] * 4
+    alone = finished_alone(*SLOW_ENOUGH, "seed=0")
+    assert (Path("outputs/hit") / alone.name / "rows.json").read_text() == (alone / "rows.json").read_text()
+
+
+def test_a_run_whose_process_always_dies_is_given_up(monkeypatch):
+    """A run that brings its process down is not tried for ever; it is named, and the others are finished."""
+    assert recall(*TINY, "name=main") == 0
+    (folder,) = run_folders("main")
+    status = files.read_json(folder / "status.json") | {"state": "running"}
+    files.write_json(folder / "status.json", status)
+    from recall_lab import runner
+    from recall_lab.sweep import Sweep
+
+    monkeypatch.setattr(Sweep, "attempts", lambda self, run: runner.ATTEMPTS)
+    assert recall(*TINY, "name=main") == 1
+    assert states("main") == ["died"]
+
+
+def test_a_sweep_over_the_output_folder_is_refused(capsys):
+    for setting in ("name=a,b", "root=a,b"):
+        assert recall("-m", *TINY, SERIAL, setting) == 2
+        printed = capsys.readouterr()
+        assert re.fullmatch(
+            r"recall-lab: a sweep over (name|root) would .*; run the command once for each .*\n", printed.err
+        )
+        assert printed.out == ""
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_a_resolver_in_the_output_folder_works_or_fails_visibly(capsys):
+    tiny = [word for word in TINY if not word.startswith("task.pairs")]
+    assert recall(*tiny, "root=${hydra:runtime.cwd}/r", "task.pairs=99") == 1
+    (folder,) = (path.parent for path in Path("r/main").glob("*/status.json"))
+    assert f"{folder.name} failed" in capsys.readouterr().err
+    assert recall(*TINY, "root=${hydra:runtime.cwd}/r") == 0
+    assert recall(*TINY, "root=${nothing}/r") == 2
+
+
+def test_a_sweep_lost_to_a_second_value_is_refused(capsys):
+    assert recall("-m", *TINY, SERIAL, "mixer.heads=1,2", "mixer.heads=4") == 2
+    assert "mixer.heads is given twice: mixer.heads=1,2 and mixer.heads=4" in capsys.readouterr().err
+    assert recall(*TINY, "train.steps=3") == 0  # a single value for a single value: the last one counts
+
+
+def test_a_lock_that_cannot_be_had_is_a_failure(capsys, monkeypatch):
+    import fcntl
+
+    def no_locks(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    assert recall(*TINY) == 1
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert ".lock: No locks available" in printed
+
+
+def test_a_full_disk_names_the_file_and_leaves_finished_runs_alone():
+    """A limit on the size of a file stands for the full disk: both make a write fail half-way."""
+    assert recall(*TINY) == 0
+    before = {path: path.read_bytes() for path in Path("outputs").rglob("*") if path.is_file()}
+
+    def limit():
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    done = shell("run", *TINY, "seed=1", preexec_fn=limit)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"recall-lab: outputs/main/\w+ failed: cannot write outputs/main/\w+/\S+: File too large\n", done.stderr
+    )
+    assert {path: path.read_bytes() for path in before} == before
+    assert recall(*TINY, "seed=1") == 0
