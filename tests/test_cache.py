@@ -33,11 +33,11 @@ def test_definition(policy, options):
     mixer = POLICIES[policy][0](d_model=8, heads=2, **options)
     for how, block in (("parallel", 64), ("parallel", 5), ("run_recurrence", 64)):
         mixer.block = block
-        output, memory = getattr(mixer, how)(*tensors, {})
+        output, final = getattr(mixer, how)(*tensors, {})
         assert torch.allclose(output, o, rtol=0, atol=1e-12)
         grads = torch.autograd.grad((output * direction).sum(), tensors)
         assert all(torch.allclose(a, b, rtol=0, atol=1e-11) for a, b in zip(grads, gradient, strict=True))
-        for name, part in memory.items():
+        for name, part in final.items():
             assert torch.allclose(part, state[name], rtol=0, atol=1e-12), name
         weight = mixer.effective_attention(*tensors[:2], {})
         assert torch.allclose(weight, A, rtol=0, atol=1e-12)
@@ -117,10 +117,10 @@ def test_reductions(length, budget, seed):
 @given(length=lengths, budget=st.integers(2, 20), seed=st.integers(0, 99))
 def test_merging_loses_no_token(length, budget, seed):
     q, k, v = draw(length, seed)
-    _, memory = Merging(d_model=8, budget=budget).parallel(q, k, v, {})
-    assert (memory["count"].sum(-1) == length).all()
-    assert memory["count"].shape[-1] == min(length, budget - 1)
-    total = (memory["count"][..., None] * memory["v"]).sum(2)
+    _, final = Merging(d_model=8, budget=budget).parallel(q, k, v, {})
+    assert (final["count"].sum(-1) == length).all()
+    assert final["count"].shape[-1] == min(length, budget - 1)
+    total = (final["count"][..., None] * final["v"]).sum(2)
     assert torch.allclose(total, v.sum(2), rtol=0, atol=1e-10)
 
 

@@ -141,10 +141,10 @@ def test_forgetting_is_exact_after_strong_decay():
     gate[:, :, -40:] = -0.01
     mixer = Forgetting(d_model=8, heads=2)
     exact, _ = mixer.parallel(q, k, v, {"log_forget": gate})
-    o, memory = mixer.parallel(q.float(), k.float(), v.float(), {"log_forget": gate.float()})
+    o, state = mixer.parallel(q.float(), k.float(), v.float(), {"log_forget": gate.float()})
     assert (o - exact)[:, :, -40:].abs().max() < 2e-6
     assert torch.allclose(
-        memory["decay"][:, :, -40:].double(), gate[:, :, -40:].flip(2).cumsum(2).flip(2) + 0.01, atol=1e-6
+        state["decay"][:, :, -40:].double(), gate[:, :, -40:].flip(2).cumsum(2).flip(2) + 0.01, atol=1e-6
     )
 
 

@@ -21,7 +21,7 @@ def test_a_policy_can_be_put_on_trained_softmax(policy):
 
 
 def test_a_trained_model_changes_its_policy():
-    """The weights of a whole softmax model, loaded into models with other caches."""
+    """The weights of a softmax model, loaded into models with other caches."""
     settings = config("model.layers=2", "model.d_model=16")
     tokens = torch.randint(0, 8, (2, 40), generator=torch.Generator().manual_seed(0))
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recall_lab.checks import whole_number
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, query_scale
 from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
@@ -41,7 +41,7 @@ def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
 def score(q: Query, k: CachedKey) -> Attention:
     """q_t·k_s / √d_key, computed in at least float32, so that no choice of tokens depends on half precision."""
     with without_autocast(q):
-        return (full_precision(q) * q.shape[-1] ** -0.5) @ full_precision(k).mT
+        return (full_precision(q) * query_scale(q.shape[-1])) @ full_precision(k).mT
 
 
 def causal(q: Query, k: CachedKey) -> Attention:

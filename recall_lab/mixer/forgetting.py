@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from recall_lab.mixer.cache import Cache, causal, extend, read
-from recall_lab.mixer.numerics import full_precision, without_autocast
+from recall_lab.mixer.numerics import finite_log_decay, full_precision, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -35,7 +35,7 @@ class Forgetting(Cache):
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         keys, values = extend(state, k, v)
-        g = full_precision(gates["log_forget"]).clamp(min=-1e4)[..., None]  # b h t 1
+        g = finite_log_decay(full_precision(gates["log_forget"]))[..., None]  # b h t 1
         ones = g.new_ones(g.shape[2], g.shape[2])
         with without_autocast(q):
             total = ones.tril() @ g  # b h t 1: from the first new position to t

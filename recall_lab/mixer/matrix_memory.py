@@ -191,6 +191,10 @@ def _by_chunk(x: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
     return [None] * chunks if x is None else x.unflatten(0, (-1, chunks)).unbind(1)
 
 
+Form = Callable[[Query, Update, Tensor], tuple[Value, Tensor]]
+"""`step` or `chunked`: queries, update and state → outputs and the last state."""
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
     """The base of a mechanism on this engine.
@@ -221,7 +225,7 @@ class MatrixMemory(Mixer):
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         return self._run(step, q, k, v, gates, state)
 
-    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+    def _run(self, form: Form, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
             gates = {name: full_precision(gate) for name, gate in gates.items()}
             wide = full_precision(v)

@@ -14,7 +14,7 @@ def full_precision(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-def without_autocast(x: Tensor) -> AbstractContextManager:
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast is off on x's device, so that nothing in it is rounded to half precision.
 
     It does nothing on a device that has no autocast.
