@@ -16,8 +16,8 @@ from recall_lab.mixer.softmax import Softmax
 from recall_lab.model import Model
 from recall_lab.probe import base, queries
 from recall_lab.probe.base import ProbeError, bins
-from recall_lab.probe.dynamic_access import dynamic_access
-from recall_lab.probe.effective_attention import effective_attention
+from recall_lab.probe.dynamic_access import best_residual, dynamic_access, jacobian
+from recall_lab.probe.effective_attention import effective_attention, influence
 from recall_lab.probe.retrieval import retrieval
 from recall_lab.probe.rows import mean_row, share_row, wilson
 from recall_lab.probe.state_retention import state_retention
@@ -217,3 +217,23 @@ def test_traces_leave_the_model_as_it_was(rng):
     assert [trace.layer for trace in traces] == [0, 1]
     assert not traces[0].q.requires_grad
     assert np.array_equal(traces[0].source.numpy(), batch.factors["source"])
+
+
+@pytest.mark.parametrize("name", ["linear", "delta_rule", "softmax", "rnn"])
+def test_tensors_are_made_on_the_device_of_the_trace(name):
+    """On torch's meta device, where a tensor on any other device is an error."""
+    with torch.device("meta"):
+        m = mixer(name, d_model=16, d_key=8, d_value=8, heads=2)
+        q, k, v, gates, _ = m.project(torch.empty(2, 9, 16))
+    trace = Trace(m, q, k, v, gates, v, torch.empty(2, 9, dtype=torch.long, device="meta"))
+    found = [
+        *queries.state_before(trace, 0).values(),
+        queries.answers(trace, q, 8, queries.state_before(trace, 8)),
+        queries.gather(q, trace.source),
+        base.effective_rank(base.state_vector(queries.state_before(trace, 8))),
+        influence(trace),
+        queries.double(trace).q,
+    ]
+    if m.linear_in_v:
+        found += [queries.weights(trace, q, 8), jacobian(trace, q, 8), best_residual(queries.weights(trace, q, 8))]
+    assert {x.device.type for x in found} == {"meta"}
