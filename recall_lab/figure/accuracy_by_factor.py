@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from recall_lab.figure import base, style
 from recall_lab.results import average
@@ -72,6 +73,8 @@ def _axes(ax: Axes, values: pd.Series, factor: str) -> None:
     if positive:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=bool(values.max() > 1)))
     ax.set_xlabel({"age": "age (tokens from the answer's position to the query)"}.get(factor, factor))
     ax.set_ylabel("accuracy per scored token")
     style.accuracy_axis(ax)

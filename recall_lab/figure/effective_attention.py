@@ -61,7 +61,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
             ScalarMappable(Normalize(-1, 1), "RdBu_r"), ax=list(axes.flat), shrink=0.7, ticks=[-1, 0, 1]
         )
         bar.ax.set_yticklabels(["−", "0", "+"])
-        bar.set_label("weight, relative to the panel's largest")
+        bar.set_label("weight / largest")
         marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
         title = f"{task}: effective attention" + ("; circles: position of the answer" if marked else "")
         if "block" in part and part["block"].max() > 1:

@@ -207,6 +207,13 @@ def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> Non
     )  # fmt: skip
 
 
+def same_range(axes: Sequence[Axes]) -> None:
+    """Gives all panels the smallest x range that holds those of each; their ticks stay their own."""
+    low, high = np.array([ax.get_xlim() for ax in axes]).T
+    for ax in axes:
+        ax.set_xlim(low.min(), high.max())
+
+
 def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
     """A y axis from 0 to 1, with a dotted line at chance and, with `note`, its value at the left end of the line."""
     ax.set_ylim(-0.02, 1.03)
