@@ -55,7 +55,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progres
 
 
 def write(path: Path, content: object) -> None:
-    """Writes what `load` reads, the file whole or not at all. Raises OSError, naming it, where it cannot be written."""
+    """Writes what `load` reads, completely or not at all. Raises OSError, naming the file, if it cannot be written."""
     # torch reports a full disk by an error of its own, without a cause; Python's files name it.
     buffer = io.BytesIO()
     torch.save(content, buffer)

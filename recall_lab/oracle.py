@@ -213,9 +213,10 @@ def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:
 def refuse_ineffective(mixer: Mixer) -> None:
     """Raises ValueError, naming the option, where one that only shapes learned gates differs from its default."""
     reasons = ineffective_options(type(mixer))
-    for option in fields(mixer):
-        changed = option.name in mixer.gate_options and getattr(mixer, option.name) != option.default
-        require(not changed, f"mixer.{option.name} has no effect with the oracle: {reasons[option.name]}")
+    default = {option.name: option.default for option in fields(mixer)}
+    for name in mixer.gate_options:
+        if getattr(mixer, name) != default[name]:
+            raise ValueError(f"mixer.{name} has no effect with the oracle: {reasons[name]}")
 
 
 def check_neutral(mixer: Mixer, given: Mapping[str, float | int]) -> None:

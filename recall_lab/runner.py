@@ -156,11 +156,11 @@ def _take(attempt: Attempt) -> float:
     write_config(run, attempt.config)
     attempt.sweep.note(run.name, "started")
     attempt.note("running")
-    with logging_to(run / "run.log"), stop_signal(attempt.sweep) as stop:
-        return _work(attempt, stop)
+    with logging_to(run / "run.log") as warnings, stop_signal(attempt.sweep) as stop:
+        return _work(attempt, stop, warnings)
 
 
-def _work(attempt: Attempt, stop: "StopSignal") -> float:
+def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
     try:
         outcome = _outcome(attempt, stop)
     except (Interrupted, KeyboardInterrupt) as error:
@@ -181,7 +181,7 @@ def _work(attempt: Attempt, stop: "StopSignal") -> float:
     attempt.note(state, least=stop.trained, loss=outcome.loss, missing=outcome.missing)
     log.info(state)
     reasons = "; ".join(outcome.missing)
-    attempt.ended(state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "")
+    attempt.ended(state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "\n".join(warnings))
     seconds = time.perf_counter() - attempt.began
     print_line(f"{state:<9} {attempt.name}: {outcome.summary}, {seconds:.0f} s")
     return FAILED if outcome.missing else outcome.loss
@@ -248,18 +248,31 @@ def stop_signal(sweep: Sweep) -> Iterator[StopSignal]:
             signal.signal(number, handler)
 
 
+class Warnings(logging.Handler):
+    """Collects the messages of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """recall_lab's log goes to the file while the block runs."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
+def logging_to(path: Path) -> Iterator[list[str]]:
+    """recall_lab's log goes to the file while the block runs; gives the list in which its warnings are collected."""
+    file, warnings = logging.FileHandler(path, encoding="utf-8"), Warnings()
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for handler in (file, warnings):
+        log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield
+        yield warnings.messages
     finally:
-        log.removeHandler(handler)
-        handler.close()
+        for handler in (file, warnings):
+            log.removeHandler(handler)
+        file.close()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ LONGEST = 24
 def setting_columns(table: pd.DataFrame, axis: Sequence[str] = ()) -> list[str]:
     """The table's settings: columns with a dot, the cell's (`task.*`) and those in `axis` aside."""
     names = [name for name in table.columns if ("." in name and not name.startswith("task.")) or name == "trained_as"]
-    order = ("_target_", "mixer.", "trained_as", "oracle.", "probe.", "model.", "train.", "trained.", "test.")
+    order = ("_target_", "trained_as", "mixer.", "oracle.", "probe.", "model.", "train.", "trained.", "test.")
 
     def rank(name: str) -> int:
         return next((i for i, part in enumerate(order) if name.startswith(part) or name.endswith(part)), len(order))
@@ -42,14 +42,18 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     axis  settings that a figure shows as positions, panels or colours; a setting that equals one of them everywhere
           (d_value where d_value = d_key) goes with it
     """
-    names = _mixers(table)
+    mixers = _mixers(table)
+    names = mixers.copy()
     groups = [name for name in ("mixer", "task", "probe") if name in table]
     columns = setting_columns(table, axis)
     columns = [c for c in columns if not any(a in table and table[c].equals(table[a]) for a in axis)]
     text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
+    parts = [name for name in columns if _names_a_part(name)]
     for _, rows in table.groupby(groups, dropna=False, sort=False):
+        # The brackets of a hybrid say what its parts are, unless two modules have the same name.
+        bracketed = mixers[rows.index].nunique() == len(text.loc[rows.index, parts].drop_duplicates())
         for column in _telling(text.loc[rows.index].drop_duplicates()):
-            if _names_a_part(column):
+            if column in parts and bracketed:
                 continue
             word = _word(column, columns)
             label = {key: f" {word}={value}" for key, value in _shortened(rows[column].dropna()).items()}
@@ -106,8 +110,8 @@ def _telling(distinct: pd.DataFrame) -> list[str]:
 
 
 def _names_a_part(column: str) -> bool:
-    """Whether the column says what a hybrid is made of, which its name shows in brackets."""
-    return column.startswith("mixer.") and column.endswith("._target_")
+    """Whether the column says what a part of a hybrid is: mixer.first._target_."""
+    return column.startswith("mixer.") and column.endswith("._target_") and column.count(".") == 2
 
 
 def _word(column: str, columns: list[str]) -> str:
@@ -135,8 +139,8 @@ def _text(column: pd.Series) -> pd.Series:
 def _mixers(table: pd.DataFrame) -> pd.Series:
     """Each row's mixer, with the parts of a hybrid in brackets: "hybrid(delta_rule, softmax)"."""
     names = table["mixer"].astype(object)
-    parts = [name for name in table.columns if _names_a_part(name) and name.count(".") == 2]
+    parts = [name for name in table.columns if _names_a_part(name)]
     for values, rows in table[parts].dropna(how="all").groupby(parts, dropna=False) if parts else ():
-        modules = ", ".join(value.split(".")[-2] for value in values if isinstance(value, str))
+        modules = ", ".join(value.split(".")[-2:][0] for value in values if isinstance(value, str))
         names.loc[rows.index] += f"({modules})"
     return names

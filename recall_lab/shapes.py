@@ -1,11 +1,11 @@
-"""The letters and the tensor types, said once.
+"""The letters of tensor axes, and the tensor types they make up.
 
-b  batch: sequences side by side        h  heads
-t  time: places of a sequence           s  time again, where weights run over the past
+b  batch: sequences                     h  heads
+t  time: positions of a sequence        s  time again, where weights run over past positions
 m  d_model: the width between blocks    c  channels of a convolution, or of a token
-k  d_key: width of one key or query     v  d_value: width of one value
+k  d_key: width of a key or query       v  d_value: width of a value
 
-Axes always stand in the order b h t d (d being k or v); an effective attention is b h t s.
+Axes are always in the order b h t d, d being k or v. An effective attention is b h t s.
 """
 
 from jaxtyping import Float
@@ -16,6 +16,6 @@ Query = Float[Tensor, "b h t k"]
 Value = Float[Tensor, "b h t v"]
 Attention = Float[Tensor, "b h t s"]
 Gates = dict[str, Tensor]
-"""What a mechanism draws from its input besides q, k and v; every tensor has time on axis 2 (b h t …)."""
+"""What a mechanism computes from its input besides q, k and v. Every tensor has time on axis 2 (b h t …)."""
 State = dict[str, Tensor]
-"""All that a mixer carries from one token to the next; every tensor has the batch on axis 0."""
+"""All that a mixer carries from one token to the next. Every tensor has the batch on axis 0."""

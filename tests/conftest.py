@@ -83,16 +83,18 @@ def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
     return best
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process per core for the suite, at most eight.
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Runs the suite on all cores, at most eight, where pytest-xdist is installed and -n is not given.
 
-    A single process for named files, which end sooner than workers start; for benchmarks, which workers would disturb;
-    and for tests on the GPU, which is only one.
+    A single process runs named files, which end sooner than workers start; benchmarks, which workers would disturb; and
+    tests on the GPU, of which there is one.
     """
     suite = all(Path(argument).is_dir() and "benchmarks" not in argument for argument in config.args)
-    if not suite or config.option.markexpr == "gpu":
-        return 0
-    return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    undecided = config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None
+    if undecided and suite and config.option.markexpr != "gpu" and not hasattr(config, "workerinput"):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        config.option.numprocesses, config.option.dist = min(8, cores), "worksteal"
 
 
 @pytest.fixture(autouse=True)

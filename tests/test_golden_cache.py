@@ -36,10 +36,10 @@ def test_golden(case, how, dtype):
         gates["sink_logit"] = arrays["sink_bias"].to(dtype)[:, None].expand(x["q"].shape[:3])
     if how == "split":
         cut = x["q"].shape[2] // 3
-        parts, memory = [], None
+        parts, state = [], None
         for span in (slice(cut), slice(cut, None)):
             here = {name: part[:, :, span] for name, part in gates.items()}
-            o, memory = mixer.parallel(x["q"][:, :, span], x["k"][:, :, span], x["v"][:, :, span], here, memory)
+            o, state = mixer.parallel(x["q"][:, :, span], x["k"][:, :, span], x["v"][:, :, span], here, state)
             parts.append(o)
         o = torch.cat(parts, dim=2)
     else:

@@ -1,4 +1,7 @@
-"""The memories against flash-linear-attention's float64 reference: outputs, states and gradients (golden/INDEX.md)."""
+"""Mechanisms with a matrix state against the float64 reference of flash-linear-attention (golden/INDEX.md).
+
+Outputs, states and gradients.
+"""
 
 import json
 from collections.abc import Callable
@@ -44,8 +47,8 @@ def through(kind: type[Mixer], gates: Callable[[Arrays], Arrays] = lambda x: {},
     def run(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
         q, k, v = (bhtd(x[name]) for name in "qkv")
         mixer = kind(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1], short_conv=0, **options)
-        memory = None if start is None else {"S": start["ht"]}
-        o, state = getattr(mixer, form)(q, k, v, gates(x), memory)
+        start = None if start is None else {"S": start["ht"]}
+        o, state = getattr(mixer, form)(q, k, v, gates(x), start)
         return bhtd(o), {"ht": state["S"]} if "S" in state else {}
 
     return run
@@ -54,8 +57,8 @@ def through(kind: type[Mixer], gates: Callable[[Arrays], Arrays] = lambda x: {},
 def normalized(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     q, k, v = (bhtd(x[name]) for name in "qkv")
     mixer = Linear(d_model=32, heads=2, short_conv=0, feature_map="relu", normalizer=True)
-    memory = None if start is None else {"S": torch.cat([start["ht"], start["ht_z"].transpose(1, 2).mT], dim=-1)}
-    o, state = getattr(mixer, form)(q, k, v, {}, memory)
+    before = None if start is None else {"S": torch.cat([start["ht"], start["ht_z"].transpose(1, 2).mT], dim=-1)}
+    o, state = getattr(mixer, form)(q, k, v, {}, before)
     return bhtd(o), {"ht": state["S"][..., :-1], "ht_z": state["S"][..., -1][:, None]}
 
 
@@ -74,13 +77,13 @@ def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     q, k, v = (bhtd(x[name]) for name in "qkv")
     mixer = Mesa(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1])
     gates = {"log_decay": bhtd(x["g"]), "write": bhtd(x["beta"]), "ridge": x["lamb"][:, None].expand_as(q)}
-    memory = None if start is None else {"H": start["ht_kk"], "S": start["ht_kv"]}
-    o, state = getattr(mixer, form)(q, k, v, gates, memory)
+    before = None if start is None else {"H": start["ht_kk"], "S": start["ht_kv"]}
+    o, state = getattr(mixer, form)(q, k, v, gates, before)
     return bhtd(o), {"ht_kk": state["H"], "ht_kv": state["S"]}
 
 
 def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
-    """The engine itself, for updates that are no mechanism of ours."""
+    """The engine itself, for updates that no mechanism here makes."""
 
     def run(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
         class Case(matrix_memory.MatrixMemory):
@@ -88,12 +91,9 @@ def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
                 return update({name: bhtd(value) for name, value in x.items() if not name.startswith("h0")})
 
             def run_recurrence(self, q, k, v, gates, state=None):
-                S, outputs = (self.empty_state(q, v) if state is None else state)["S"], []
-                for t in range(q.shape[2]):
-                    here = [y[:, :, t : t + 1] if isinstance(y, Tensor) else y for y in self.update(k, v, gates)]
-                    o, S = matrix_memory.step(self.query(q[:, :, t : t + 1]), Update(*here), S)
-                    outputs.append(o)
-                return torch.cat(outputs, dim=2), {"S": S}
+                state = self.empty_state(q, v) if state is None else state
+                o, S = matrix_memory.naive(self.query(q), self.update(k, v, gates), state["S"])
+                return o, {"S": S}
 
             def query(self, q):
                 return super().query(q) if scaled else q

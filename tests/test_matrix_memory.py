@@ -1,6 +1,6 @@
 """The engine of matrix states against its naive forms: outputs and gradients, any decay, any length, under vmap."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,7 +33,11 @@ DECAYS = {
     "mixed": lambda g: torch.where(g < -0.9, -torch.inf, torch.where(g < -0.8, -1e4, torch.where(g < -0.5, 0.0, g))),
 }
 """From g uniform in (−1, 0): the log decays that a chunk may hold."""
-UPDATES = {"write": 0, "erase": 1, "erase apart": 2}
+
+
+def decays(g: Tensor) -> Tensor:
+    """Each sequence of the batch with another kind of log decay."""
+    return torch.stack([decay(x) for x, decay in zip(g, DECAYS.values(), strict=True)])
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -63,13 +67,12 @@ def with_gradients(form: Callable, leaves: tuple[Tensor, ...], seed: int = 0) ->
 
 
 def products(form: Callable, reads_before_decay: bool) -> Callable[..., tuple[Tensor, ...]]:
-    """The fields of the products, without what is undefined: pairs of a second read at its own position."""
+    """All products in one tuple, from g and joined reads and keys (n c r k); those that are undefined are zero."""
 
     def run(g: Tensor, reads: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-        out: DecayedProducts = form(g, reads, keys, reads_before_decay)
-        earlier = torch.ones(g.shape[1], g.shape[1], dtype=torch.bool).tril(-1)[:, None]
-        first, *second = out.pairs.unbind(2)
-        return first, *(torch.where(earlier, x, 0) for x in second), *out[1:]
+        out: DecayedProducts = form(g, reads.unbind(2), keys.unbind(2), reads_before_decay)
+        pairs = [pair.tril(-i) for i, row in enumerate(out.pairs) for pair in row]
+        return *pairs, *out.from_start, *out.to_end, out.total
 
     return run
 
@@ -92,16 +95,18 @@ def test_decayed_products(form, channels, reads, keys, reads_before_decay, decay
 def test_channel_decay_by_finite_differences(reads_before_decay):
     generator = torch.Generator().manual_seed(2)
     leaves = [-uniform(generator, 2, 8, 3), normal(generator, 2, 8, 2, 3), normal(generator, 2, 8, 2, 3)]
-    run = products(channel_decay, reads_before_decay)
-    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in leaves])
-    assert torch.autograd.gradcheck(run, leaves, check_batched_grad=True, fast_mode=True)
+    leaves = [x.requires_grad_() for x in leaves]
+    assert torch.autograd.gradcheck(
+        products(channel_decay, reads_before_decay), leaves, check_batched_grad=True, fast_mode=True
+    )
 
 
 def test_channel_decay_under_vmap():
     generator = torch.Generator().manual_seed(3)
     g, reads, keys = -uniform(generator, 4, 2, 8, 3), normal(generator, 2, 8, 2, 3), normal(generator, 2, 8, 4, 1, 3)
-    mapped = torch.vmap(lambda g, x, y: tuple(channel_decay(g, x, y, True)), in_dims=(0, None, 2))(g, reads, keys)
-    loop = [channel_decay(g[i], reads, keys[:, :, i], True) for i in range(4)]
+    run = products(channel_decay, True)
+    mapped = torch.vmap(run, in_dims=(0, None, 2))(g, reads, keys)
+    loop = [run(g[i], reads, keys[:, :, i]) for i in range(4)]
     close(mapped, tuple(torch.stack(x) for x in zip(*loop, strict=True)))
 
 
@@ -124,14 +129,14 @@ def test_log_decay_sums():
 # The whole engine.
 
 
-def update(generator: torch.Generator, length: int, kind: str, decay: str | None, channels: bool) -> list:
-    """q, the fields of an update and a state."""
-    shape, k, v = (2, 2, length), 4, 3
-    g = None if decay is None else DECAYS[decay](-uniform(generator, *shape, *((k,) if channels else ())))
+def update(generator: torch.Generator, length: int, kind: str, decay: bool, channels: bool) -> list:
+    """q, the fields of an update and a state; each sequence of the batch has another kind of decay."""
+    shape, k, v = (len(DECAYS), 2, length), 4, 3
+    g = decays(-uniform(generator, *shape, *((k,) if channels else ()))) if decay else None
     a, b = (0.3 * normal(generator, *shape, k) for _ in range(2))
-    erase = [[None, None], [a, None], [a, b]][UPDATES[kind]]
+    erase = {"write": [None, None], "erase": [a, None], "erase apart": [a, b]}[kind]
     q, key = (F.normalize(normal(generator, *shape, k), dim=-1) for _ in range(2))
-    return [q, key, normal(generator, *shape, v), g, *erase, normal(generator, 2, 2, k, v)]
+    return [q, key, normal(generator, *shape, v), g, *erase, normal(generator, *shape[:2], k, v)]
 
 
 def run(form: Callable, fields: list, before: bool) -> tuple[Tensor, ...]:
@@ -147,23 +152,24 @@ def run(form: Callable, fields: list, before: bool) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("kind", UPDATES)
-@pytest.mark.parametrize("channels", [False, True])
-@pytest.mark.parametrize("before", [False, True])
-def test_chunks_are_the_recurrence(length, kind, channels, before):
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [("write", False), ("erase", False), ("erase", True), ("erase apart", False), ("erase apart", True)],
+)
+def test_chunks_are_the_recurrence(length, kind, before):
     generator = torch.Generator().manual_seed(length)
-    for decay in (*DECAYS, *([] if channels else [None])):
+    for decay, channels in ((False, False), (True, False), (True, True)):
         fields = update(generator, length, kind, decay, channels)
         close(run(chunked, fields, before), run(naive, fields, before))
 
 
-@pytest.mark.parametrize("kind", UPDATES)
+@pytest.mark.parametrize("kind", ["write", "erase", "erase apart"])
 @pytest.mark.parametrize("channels", [False, True])
 def test_an_empty_segment_leaves_the_state(kind, channels):
-    q, *fields, state = update(torch.Generator().manual_seed(0), 0, kind, "weak", channels)
+    q, *fields, state = update(torch.Generator().manual_seed(0), 0, kind, True, channels)
     for form in (chunked, naive):
         o, after = form(q, Update(*fields), state)
-        assert o.shape == (2, 2, 0, 3)
+        assert o.shape == (len(DECAYS), 2, 0, 3)
         assert torch.equal(after, state)
 
 
@@ -199,20 +205,19 @@ def test_any_decay_in_every_mechanism(mechanism, length):
     """Parallel equals recurrence, outputs and gradients, also where a decay forgets everything."""
     mixer = mechanism(d_model=8, heads=2).double()
     generator = torch.Generator().manual_seed(length)
-    for decay in DECAYS:
-        gates = {name: 0.1 + uniform(generator, 1, 2, length, *axes) for name, axes in GATES[mechanism].items()}
-        gates["log_decay"] = DECAYS[decay](-uniform(generator, *gates["log_decay"].shape))
-        vectors = [normal(generator, 1, 2, length, 4) for _ in range(3)]
-        leaves = (*(F.normalize(x, dim=-1) for x in vectors), *gates.values())
+    shape = (len(DECAYS), 2, length)
+    gates = {name: 0.1 + uniform(generator, *shape, *axes) for name, axes in GATES[mechanism].items()}
+    gates["log_decay"] = decays(-uniform(generator, *gates["log_decay"].shape))
+    vectors = [F.normalize(normal(generator, *shape, 4), dim=-1) for _ in range(3)]
 
-        def form(name: str, leaves: tuple[Tensor, ...] = leaves, names: tuple[str, ...] = tuple(gates)) -> tuple:
-            def of(q: Tensor, k: Tensor, v: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-                o, state = getattr(mixer, name)(q, k, v, dict(zip(names, values, strict=True)))
-                return o, *(state[part] for part in sorted(state))
+    def form(name: str) -> tuple[Tensor, ...]:
+        def of(q: Tensor, k: Tensor, v: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+            o, state = getattr(mixer, name)(q, k, v, dict(zip(gates, values, strict=True)))
+            return o, *(state[part] for part in sorted(state))
 
-            return with_gradients(of, leaves)
+        return with_gradients(of, (*vectors, *gates.values()))
 
-        close(form("parallel"), form("run_recurrence"), 1e-7)
+    close(form("parallel"), form("run_recurrence"), 1e-7)
 
 
 @pytest.mark.parametrize("mechanism", GATES)
@@ -239,25 +244,21 @@ def squared(kind: type[MatrixMemory]) -> type[MatrixMemory]:
     return dataclass(eq=False, repr=False, kw_only=True)(type(f"Squared{kind.__name__}", (Squared, kind), {}))
 
 
-def jacobian_rows(o: Tensor, v: Tensor) -> Iterator[Tensor]:
-    for one in torch.eye(o.numel(), dtype=o.dtype).view(-1, *o.shape):
-        yield torch.autograd.grad(o, v, one, retain_graph=True)[0]
-
-
 @pytest.mark.parametrize("kind", [GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
 def test_a_jacobian_in_one_batch(kind):
-    """torch.autograd.grad(is_grads_batched=True) gives what one call per row gives."""
+    """Gradients of many outputs at once, by each of torch's ways, are those of one output after another."""
     mixer = squared(kind)(d_model=8, heads=2, d_value=2).double()
-    x = normal(torch.Generator().manual_seed(0), 1, 40, 8)
-    q, k, v, gates, _ = mixer.project(x)
+    q, k, v, gates, _ = mixer.project(normal(torch.Generator().manual_seed(0), 1, 40, 8))
     v = v.detach().requires_grad_()
     o, _ = mixer.parallel(q, k, v, gates)
-    ones = torch.eye(o.numel(), dtype=o.dtype).view(-1, *o.shape)
-    (batched,) = torch.autograd.grad(o, v, ones, retain_graph=True, is_grads_batched=True)
-    assert torch.allclose(batched, torch.stack([*jacobian_rows(o, v)]))
-    # With respect to a gate and the key as well: what every part of the engine hands back.
-    inputs = [x for x in (k, *gates.values()) if x.requires_grad]
-    some = ones[::17]
-    together = torch.autograd.grad(o, inputs, some, retain_graph=True, is_grads_batched=True)
-    each = [torch.autograd.grad(o, inputs, one, retain_graph=True) for one in some]
-    close(together, tuple(torch.stack(rows) for rows in zip(*each, strict=True)))
+    ones = torch.eye(o.numel(), dtype=o.dtype).view(-1, *o.shape)[::7]
+    inputs = [x for x in (v, k, *gates.values()) if x.requires_grad]
+
+    def gradients(d_o: Tensor, batched: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(o, inputs, d_o, retain_graph=True, is_grads_batched=batched)
+
+    expected = tuple(torch.stack(rows) for rows in zip(*map(gradients, ones), strict=True))
+    close(gradients(ones, batched=True), expected)
+    close(torch.vmap(gradients)(ones), expected)
+    jacobian = torch.func.jacrev(lambda v: mixer.parallel(q, k, v, gates)[0])(v.detach())
+    assert torch.allclose(jacobian.view(-1, *v.shape)[::7], expected[0])

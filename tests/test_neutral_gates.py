@@ -92,7 +92,7 @@ def test_numbers_given_win_over_fixed_gates_and_these_over_neutral_ones():
         number_gates(mixer, hidden, {"beta": 1.0})
     assert build("gated_linear/fixed_decay").fixed_gates == {"log_decay", "write"}
     assert GatedLinear(d_model=4).fixed_gates == frozenset()
-    assert Softmax(d_model=4, sink=True).fixed_gates == {"sink"}
+    assert Softmax(d_model=4, learned_sink=True).fixed_gates == {"sink_logit"}
 
 
 def test_what_decays_or_writes_nothing_is_found():

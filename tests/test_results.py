@@ -1,15 +1,12 @@
 """From rows to numbers: intervals, series' names, choosing a learning rate, files written whole."""
 
-import json
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recall_lab import files, results
+from recall_lab import results
 
 
 def table(*runs: dict) -> pd.DataFrame:
@@ -28,26 +25,30 @@ def table(*runs: dict) -> pd.DataFrame:
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_an_interval_stays_within_its_values_and_is_the_same_each_time(values):
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_an_interval_holds_the_mean_and_is_the_same_each_time(values):
     low, high = results.interval(values)
-    assert min(values) - 1e-12 <= low <= high <= max(values) + 1e-12
+    assert low - 1e-12 <= np.mean(values) <= high + 1e-12
     assert (low, high) == results.interval(values) == results.interval(values[::-1])
 
 
-def test_intervals_cover_the_truth():
-    """Of 95 % bootstrap intervals over 20 normal values about 93 % hold the mean: the bootstrap is a little narrow."""
+def test_the_interval_of_few_values_is_students():
+    """Three values by hand: mean 2, standard error 1/√3, t(0.975, 2) = 4.302653."""
+    low, high = results.interval([1, 2, 3])
+    assert (low, high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 8, 20])
+def test_intervals_cover_the_truth(count):
+    """Of 95 % intervals over normal values about 95 % hold the mean; the bootstrap of 8 is narrower (about 91 %)."""
     rng = np.random.default_rng(1)
-    hits = [low <= 0 <= high for low, high in (results.interval(rng.normal(size=20), draws=500) for _ in range(400))]
-    assert 0.89 < np.mean(hits) < 0.97
+    hits = [low <= 0 <= high for low, high in (results.interval(rng.normal(size=count)) for _ in range(400))]
+    assert 0.87 < np.mean(hits) < 0.98
 
 
-def test_an_interval_of_few_values_is_their_range_and_called_so():
-    rng = np.random.default_rng(2)
-    for count in (2, 3, 4, 8):
-        values = rng.normal(size=count)
-        is_range = results.interval(values) == pytest.approx((values.min(), values.max()))
-        assert is_range == (results.interval_name([1, count]) == "range")
+def test_an_interval_of_two_values_is_their_range_and_called_so():
+    assert results.interval([0.2, 0.6]) == (0.2, 0.6)
+    assert [results.interval_name([1, count]) for count in (1, 2, 3, 8)] == ["range", "range", "95 %", "95 %"]
 
 
 def test_a_series_is_named_by_what_tells_it_apart():
@@ -89,8 +90,8 @@ def test_policies_on_the_same_weights_are_series_of_their_own():
     assert test[["run", "series", "value"]].to_numpy().tolist() == [
         ["r1", "softmax", 0.6],
         ["r2", "window budget=64", 0.4],
-        ["r1", "window budget=16 trained_as=softmax", 0.25],
-        ["r1", "window budget=32 trained_as=softmax", 0.5],
+        ["r1", "window trained_as=softmax budget=16", 0.25],
+        ["r1", "window trained_as=softmax budget=32", 0.5],
     ]
 
 
@@ -103,58 +104,17 @@ def test_a_summary_is_the_mean_over_runs():
     assert line == {"series": "linear", "mean": 0.5, "low": 0.25, "high": 0.75, "runs": 2}
 
 
-def test_no_bare_nan_in_json(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        files.write_json(tmp_path / "a.json", {"value": math.nan})
-    assert list(tmp_path.iterdir()) == []
-    files.write_json(tmp_path / "a.json", {"value": 1.5})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"value": 1.5}
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "a.json"
-    files.write_json(path, [1])
-    with pytest.raises(UnicodeEncodeError), files.replacing(path) as temporary:
-        temporary.write_text("[2\ud800")
-    assert json.loads(path.read_text()) == [1]
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
 def test_a_setting_that_is_a_number_here_and_a_word_there(tmp_path):
     mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9], "value": [1.0, 2.0]})
     results.save(mixed, tmp_path / "t.parquet")
     assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].tolist() == ["learned", "0.9"]
 
 
-def test_flatten():
-    config = {"name": "x", "seed": 1, "mixer": {"_target_": "a.b", "heads": 2}, "train": {"cells": [{"n": 1}]}}
-    assert results.flatten(config) == {"seed": 1, "mixer.heads": 2, "train.cells": '[{"n": 1}]'}
-
-
-def test_claim(tmp_path):
-    results.claim(tmp_path / "new" / "deep")
-    results.claim(tmp_path / "new" / "deep")
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "file").touch()
-    with pytest.raises(results.ForeignFolder, match="holds other files"):
-        results.claim(tmp_path / "foreign")
-    with pytest.raises(results.ForeignFolder, match="cannot write"):
-        results.claim(tmp_path / "foreign" / "file")
-
-
-def test_runs_on_other_mixtures_are_not_each_others_seeds():
-    """Another vocabulary or another longest length makes another series; its smaller cells do not."""
-    rows = []
-    for run, vocab, lengths in (("a", 32, (8, 16)), ("b", 32, (8, 16)), ("c", 64, (8, 16)), ("d", 32, (8,))):
-        for length in lengths:
-            for split in ("validation", "test"):
-                rows.append({"run": run, "mixer": "linear", "task": "mqar", "split": split, "metric": "accuracy",
-                             "value": 0.5, "task.length": length, "task.vocab": vocab})  # fmt: skip
-    made = results.mixtures(pd.DataFrame(rows))
-    names = results.series(made).groupby(made["run"]).first()
-    assert names["a"] == names["b"] == "linear length=16 vocab=32"
-    assert names["c"] == "linear length=16 vocab=64"
-    assert names["d"] == "linear length=8 vocab=32"
+def test_a_missing_setting_stays_missing(tmp_path):
+    """Whatever the version of pandas: never the word "nan"."""
+    mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9, None, np.nan], "value": 1.0})
+    results.save(mixed, tmp_path / "t.parquet")
+    assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].isna().tolist() == [False, False, True, True]
 
 
 def test_a_learning_rate_that_failed_with_a_seed_does_not_win_by_the_other():

@@ -150,15 +150,20 @@ def _stop_all(number: int, frame: FrameType | None) -> None:
 
 
 def finish(sweep: Sweep, wanted: bool) -> int:
-    """Makes the report where one is wanted and possible, then names every run that is not finished, a line each."""
+    """The last words of a command, and its exit status: warnings, each once; the report, where one is wanted and
+    possible; every run that is not finished, one line each."""
     code = 0
+    last = sweep.last()
+    for line in dict.fromkeys(line for event in last.values() if event["event"] == "finished"
+                              for line in event["text"].splitlines()):  # fmt: skip
+        print_line(f"note: {line}")
     if wanted and folders.with_rows(sweep.folder):
         from recall_lab import report
 
         made = report.make(sweep.folder)
         print_line(made.text)
         code = 1 if made.failed else 0
-    for name, event in sweep.last().items():
+    for name, event in last.items():
         if event["event"] not in ("finished", "found"):
             print_error(event["text"] or f"{sweep.folder / name} died: its process was killed")
             code = 1

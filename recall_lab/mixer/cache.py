@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from recall_lab.checks import whole_number
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.base import Mixer, query_scale
 from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
@@ -27,6 +27,10 @@ CachedKey = Float[Tensor, "b h s k"]
 """The keys of the state, then those of the new positions."""
 CachedValue = Float[Tensor, "b h s v"]
 """The values of the state, then those of the new positions."""
+Cached = Float[Tensor, "b h s d"]
+"""Either of the two."""
+Kept = Float[Tensor, "b h kept d"]
+"""The part of either that the next state holds."""
 
 
 def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
@@ -37,7 +41,7 @@ def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
 def score(q: Query, k: CachedKey) -> Attention:
     """q_t·k_s / √d_key, computed in at least float32, so that no choice of tokens depends on half precision."""
     with without_autocast(q):
-        return (full_precision(q) * q.shape[-1] ** -0.5) @ full_precision(k).mT
+        return (full_precision(q) * query_scale(q.shape[-1])) @ full_precision(k).mT
 
 
 def causal(q: Query, k: CachedKey) -> Attention:
@@ -85,8 +89,8 @@ class Cache(Mixer):
         """q·k / √d_key, −∞ where a position is not attended to; k ends with the keys of q's own positions."""
         return causal(q, k)
 
-    def keep(self, x: CachedKey | CachedValue) -> CachedKey | CachedValue:
-        """The part of the keys or values (b h s d) that the state holds after the last position."""
+    def keep(self, x: Cached) -> Kept:
+        """The part of the keys or values that the state holds after the last position."""
         return x
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:

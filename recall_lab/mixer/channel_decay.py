@@ -8,7 +8,7 @@ a gradient of its own: plain autograd of the same steps, which must copy where t
 as long. `decayed_products.naive_decay` is the definition.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,17 +21,27 @@ PIECE = 512
 """Chunks that are worked on at a time: the intermediate results then stay in a processor's cache."""
 
 
-def channel_decay(g: Tensor, reads: Tensor, keys: Tensor, reads_before_decay: bool) -> DecayedProducts:
-    """The products of reads (n c r k) and keys (n c w k) under a log decay g (n c k); c is a power of two.
+def channel_decay(
+    g: Tensor, reads: Sequence[Tensor], keys: Sequence[Tensor], reads_before_decay: bool
+) -> DecayedProducts:
+    """The products of reads and keys (n c k each) under a log decay g (n c k); c is a power of two.
 
     Differentiable once.
     """
-    return DecayedProducts(*ChannelDecay.apply(g, reads, keys, reads_before_decay))
+    pairs, from_start, to_end, total = ChannelDecay.apply(g, _joined(reads), _joined(keys), reads_before_decay)
+    rows = _parted(pairs.flatten(2, 3))  # n c c, for each read all keys
+    return DecayedProducts(
+        pairs=[rows[i : i + len(keys)] for i in range(0, len(rows), len(keys))],
+        from_start=_parted(from_start),
+        to_end=_parted(to_end),
+        total=total,
+    )
 
 
 class ChannelDecay(torch.autograd.Function):
-    """`channel_decay` for autograd: g, reads, keys, reads_before_decay → the fields of DecayedProducts.
+    """`channel_decay` for autograd: reads and keys are joined, n c r k and n c w k, and so are the results.
 
+    g, reads, keys, reads_before_decay → pairs n c r w c, from_start n c r k, to_end n c w k, total n k.
     It also works under vmap, forward and backward, as autograd uses it for is_grads_batched=True.
     """
 
@@ -44,7 +54,7 @@ class ChannelDecay(torch.autograd.Function):
         n, c, r, _ = reads.shape
         zero = _mapped_zero(g, reads, keys)
         decay = g.exp()  # n c k
-        from_start = (zero + reads * _read_decay(decay, reads_before_decay)).contiguous()  # n c r k
+        from_start = torch.addcmul(zero, reads, _read_decay(decay, reads_before_decay)).contiguous()  # n c r k
         to_end = (zero + keys).contiguous()  # n c w k
         pairs = zero.expand(n, c, r, keys.shape[2], c).contiguous()  # n c r w c
         for piece in _pieces(decay, from_start, to_end, pairs):
@@ -99,13 +109,39 @@ def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Ten
 
     That of G needs no pass of its own: G_t enters as x_t e^{G_t} and as y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
     """
-    (_, _, r, k), w = x.reads.shape, x.keys.shape[2]
+    n, c, k = x.g.shape
+    zero = _mapped_zero(*x)
     decay = x.g.exp()  # n c k
     read_decay = _read_decay(decay, reads_before_decay).clone()  # n c 1 k or n c 2 k
     key_decay = torch.ones_like(decay)[:, :, None]  # n c 1 k
+    d_reads, d_keys = _gradient_of_pairs(x, zero, decay, read_decay, key_decay)  # n c r k, n c w k
+    # By now read_decay is e^{G_t} and key_decay e^{G_c − G_s}.
+    d_reads.add_(x.d_from_start * read_decay)
+    d_G, d_rest = zero.expand(2, n, c, k).contiguous()  # n c k: of G_t, and of G_c − G_s through to_end
+    for i, (read, d_read) in enumerate(zip(x.reads.unbind(2), d_reads.unbind(2), strict=True)):  # n c k
+        shift = int(reads_before_decay and i > 0)  # such a read depends on G_{t−1}
+        d_G.narrow(1, 0, c - shift).add_((read * d_read).narrow(1, shift, c - shift))
+    for key, d_key, d_end in zip(x.keys.unbind(2), d_keys.unbind(2), x.d_to_end.unbind(2), strict=True):  # n c k
+        d_G.sub_(key * d_key)
+        d_end = d_end * key_decay[:, :, 0]
+        d_key.add_(d_end)
+        d_rest.add_(key * d_end)
+    later = x.g.new_ones(c, c).triu()  # G_t is a sum over r ≤ t, G_c − G_s one over r > s
+    d_g = torch.baddbmm(later @ d_G, (1 - later).expand(n, -1, -1), d_rest)  # n c k
+    return d_g.add_((x.d_total * x.g.sum(1).exp())[:, None]), d_reads, d_keys
+
+
+def _gradient_of_pairs(
+    x: _Inputs, zero: Tensor, decay: Tensor, read_decay: Tensor, key_decay: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of reads (n c r k) and keys (n c w k) through the pairs.
+
+    read_decay (n c 1 k or n c 2 k) comes with the decay of its own position, key_decay (n c 1 k) with none; the decays
+    within the chunk are multiplied into both.
+    """
+    r, k, w = *x.reads.shape[2:], x.keys.shape[2]
     d_own = x.d_pairs[:, :, 0].diagonal(dim1=1, dim2=3).mT[..., None]  # n c w 1
-    zero = _mapped_zero(*x)
-    d_keys = zero + d_own * x.reads[:, :, :1]  # n c w k
+    d_keys = torch.addcmul(zero, d_own, x.reads[:, :, :1])  # n c w k
     d_reads = zero.expand_as(x.reads).contiguous()  # n c r k
     d_reads[:, :, 0] = (d_own * x.keys).sum(2)
     for size, early_decay, late_decay in _doubling(decay):
@@ -113,29 +149,13 @@ def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Ten
         late = (_late(x.reads, size) * late_factor).flatten(1, 2)  # m (s r) k
         early = (_early(x.keys, size) * early_factor).flatten(1, 2)  # m (s w) k
         d_blocks = _late_against_early(x.d_pairs, size).mT.reshape(-1, size * r, size * w)  # m (s r) (s w)
-        d_late, d_early = _product(d_blocks, early), _product(d_blocks.mT, late)
-        _late(d_reads, size).addcmul_(d_late.reshape(-1, size, r, k), late_factor)
-        _early(d_keys, size).addcmul_(d_early.reshape(-1, size, w, k), early_factor)
+        d_late = _product(d_blocks, early).reshape(-1, size, r, k)  # m s r k
+        d_early = _product(d_blocks.mT, late).reshape(-1, size, w, k)  # m s w k
+        _late(d_reads, size).add_(d_late.mul_(late_factor))
+        _early(d_keys, size).add_(d_early.mul_(early_factor))
         late_factor.mul_(early_decay[:, None, None])
         early_factor.mul_(late_decay[:, None, None])
-    d_reads.addcmul_(x.d_from_start, read_decay)
-    by_read = x.reads * d_reads  # n c r k
-    d_G = by_read[:, :, 0] - (x.keys * d_keys).sum(2)  # n c k
-    if r > 1 and reads_before_decay:
-        d_G[:, :-1] += by_read[:, 1:, 1]
-    elif r > 1:
-        d_G += by_read[:, :, 1]
-    d_decayed = x.d_to_end * key_decay  # n c w k
-    d_keys += d_decayed
-    return _gradient_of_g(decay, d_G, (x.keys * d_decayed).sum(2), x.d_total), d_reads, d_keys
-
-
-def _gradient_of_g(decay: Tensor, d_G: Tensor, d_rest: Tensor, d_total: Tensor) -> Tensor:
-    """The gradient of g from those of G_t (n c k), of G_c − G_s (n c k) and of e^{G_c} (n k)."""
-    n, c, _ = d_G.shape
-    later = d_G.new_ones(c, c).triu()  # G_t is a sum over r ≤ t, G_c − G_s one over r > s
-    d_g = torch.baddbmm(later @ d_G, (1 - later).expand(n, -1, -1), d_rest)  # n c k
-    return d_g.add_((d_total * decay.prod(1))[:, None])
+    return d_reads, d_keys
 
 
 def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -176,15 +196,28 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
         return x @ y
     out = x[:, :, 0, None] * y[:, 0, None]
     for i in range(1, x.shape[2]):
-        out.addcmul_(x[:, :, i, None], y[:, i, None])
+        out = torch.addcmul(out, x[:, :, i, None], y[:, i, None])
     return out
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """All of them, PIECE chunks at a time."""
+    """The tensors (n … each) in pieces of PIECE chunks, the last being shorter."""
     return zip(*(x.split(PIECE) for x in tensors), strict=True)
 
 
+def _joined(vectors: Sequence[Tensor]) -> Tensor:
+    """Vectors (n c k each) side by side: n c r k. A single one is not copied."""
+    return vectors[0][:, :, None] if len(vectors) == 1 else torch.stack([*vectors], dim=2)
+
+
+def _parted(x: Tensor) -> Sequence[Tensor]:
+    """The parts of x along axis 2. A single one is a view, which spares autograd a copy."""
+    return [x.squeeze(2)] if x.shape[2] == 1 else x.unbind(2)
+
+
 def _mapped_zero(*tensors: Tensor) -> Tensor:
-    """A zero that is mapped under vmap where any of the tensors is: only what is mapped can take in mapped values."""
+    """A scalar zero, which is mapped under vmap if any of the tensors is.
+
+    Buffers are made from it, since under vmap only a mapped tensor can be overwritten with mapped values.
+    """
     return torch.stack([x.new_zeros(()) for x in tensors]).sum()

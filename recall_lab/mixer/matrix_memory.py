@@ -81,10 +81,13 @@ def step(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
 
 def naive(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
     """All positions by stepping the definition through time: outputs (b h t v) and the last state (b h k v)."""
+    k, v, g, a, b, reads_before_decay = update
     outputs = [q[:, :, :0] @ state]
     for t in range(q.shape[2]):
-        here = (x[:, :, t : t + 1] if isinstance(x, Tensor) else x for x in update)
-        o, state = step(q[:, :, t : t + 1], Update(*here), state)
+        here = slice(t, t + 1)
+        g_t, a_t, b_t = (None if x is None else x[:, :, here] for x in (g, a, b))
+        position = Update(k[:, :, here], v[:, :, here], g_t, a_t, b_t, reads_before_decay)
+        o, state = step(q[:, :, here], position, state)
         outputs.append(o)
     return torch.cat(outputs, dim=2), state
 
@@ -106,12 +109,12 @@ def chunked(q: Query, update: Update, state: Tensor, chunk: int = 32) -> tuple[V
             x = F.pad(x, (0, 0) * (x.dim() - 3) + (0, -length % chunk))
         return x.reshape(b * h * chunks, chunk, *x.shape[3:])
 
-    v = fold(update.write_value)  # n c v
+    v, g = fold(update.write_value), None if update.log_decay is None else fold(update.log_decay)  # n c v, n c (k)
     if update.erase_read is None:
-        parts = _write_only(v, _products(fold, [q], [update.write_key], update))
+        parts = _write_only(v, g, fold(q), fold(update.write_key))
     else:
-        keys = [update.write_key] if update.erase_key is None else [update.write_key, update.erase_key]
-        parts = _write_and_erase(v, _products(fold, [q, update.erase_read], keys, update))
+        keys = [fold(x) for x in (update.write_key, update.erase_key) if x is not None]  # n c k
+        parts = _write_and_erase(v, g, [fold(q), fold(update.erase_read)], keys, update.reads_before_decay)
     before, last = _scan(state.flatten(0, 1), parts, chunks)  # (b h) chunks k v, (b h) k v
     output = torch.baddbmm(parts.output, parts.reader, before.flatten(0, 1))  # n c v
     return output.view(b, h, chunks * chunk, -1)[:, :, :length], last.view_as(state)
@@ -125,8 +128,8 @@ class _Chunks(NamedTuple):
     output      n c v
     reader      n c k
     written     n k v
-    decay       n k or n 1; None: 1
-    transition  n k k; None: 0
+    decay       n k or n 1; None: no decay
+    transition  n k k; None: nothing is erased
     """
 
     output: Tensor
@@ -136,95 +139,93 @@ class _Chunks(NamedTuple):
     transition: Tensor | None
 
 
-def _products(
-    fold: Callable[[Tensor], Tensor], reads: list[Tensor], keys: list[Tensor], update: Update
-) -> DecayedProducts:
-    """The products of reads and keys (b h t k each) within the chunks, under the decay of the update."""
-    x, y = _side_by_side(fold, reads), _side_by_side(fold, keys)  # n c r k, n c w k
-    if update.log_decay is None:
-        return without_decay(x, y)
-    form = scalar_decay if update.log_decay.dim() == 3 else channel_decay
-    return form(fold(update.log_decay), x, y, update.reads_before_decay and len(reads) > 1)
+def _products(g: Tensor | None, reads: list[Tensor], keys: list[Tensor], reads_before_decay: bool) -> DecayedProducts:
+    """The products of reads and keys (n c k each) under the log decay g: none, n c or n c k."""
+    if g is None:
+        return without_decay(reads, keys)
+    return (scalar_decay if g.dim() == 2 else channel_decay)(g, reads, keys, reads_before_decay)
 
 
-def _side_by_side(fold: Callable[[Tensor], Tensor], vectors: list[Tensor]) -> Tensor:
-    """Of each of r vectors (b h t k) the chunks: n c r k."""
-    return fold(vectors[0])[:, :, None] if len(vectors) == 1 else torch.stack([fold(x) for x in vectors], dim=2)
-
-
-def _apart(x: Tensor, dim: int) -> Sequence[Tensor]:
-    """x along an axis; a view where that has length 1, which spares autograd a copy."""
-    return [x.squeeze(dim)] if x.shape[dim] == 1 else x.unbind(dim)
-
-
-def _write_only(v: Tensor, products: DecayedProducts) -> _Chunks:
+def _write_only(v: Tensor, g: Tensor | None, q: Tensor, write_key: Tensor) -> _Chunks:
     """The chunks of an update that erases nothing; v is n c v."""
-    (pairs,), (key,) = _apart(products.pairs[:, :, 0], 2), _apart(products.to_end, 2)  # n c c, n c k
-    (reader,) = _apart(products.from_start, 2)  # n c k
-    return _Chunks(pairs @ v, reader, key.mT @ v, products.total, None)
+    products = _products(g, [q], [write_key], False)
+    output, written = products.pairs[0][0] @ v, products.to_end[0].mT @ v  # n c v, n k v
+    return _Chunks(output, products.from_start[0], written, products.total, None)
 
 
-def _write_and_erase(v: Tensor, products: DecayedProducts) -> _Chunks:
-    """The chunks of an update that erases; v is n c v.
+def _write_and_erase(
+    v: Tensor, g: Tensor | None, reads: list[Tensor], keys: list[Tensor], reads_before_decay: bool
+) -> _Chunks:
+    """The chunks of an update that erases; v is n c v, reads are q and a, keys are k, or k and b.
 
-    u is what is added along the last of the keys: the answers to erase, and v too where both share the write key.
+    u is what is added along the last key: the answers to a, and v too where both share the write key.
     """
-    query_pairs, erase_pairs = (_apart(pairs, 2) for pairs in products.pairs.unbind(2))  # n c c, per key
-    query, erase_read = products.from_start.unbind(2)  # n c k
-    keys = _apart(products.to_end, 2)  # n c k, per key
+    (query_pairs, erase_pairs), (query, erase_read), to_end, total = _products(g, reads, keys, reads_before_decay)
     known = v if len(keys) == 1 else erase_pairs[0].tril(-1) @ v  # n c v
-    one = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).expand_as(erase_pairs[-1])  # n c c
-    inverse = torch.linalg.solve_triangular(-erase_pairs[-1], one, upper=False, unitriangular=True)  # (1 − A)⁻¹
-    X, Y = inverse @ known, inverse @ erase_read  # u = X + Y S: n c v, n c k
-    output, written = query_pairs[-1] @ X, keys[-1].mT @ X  # n c v, n k v
+    right = torch.cat([known, erase_read], dim=-1)  # n c v+k
+    # u − A u = known + erase_read S, A being the strictly lower triangle of erase_pairs: u = X + Y S.
+    solution = torch.linalg.solve_triangular(-erase_pairs[-1], right, upper=False, unitriangular=True)  # n c v+k
+    X, Y = solution.split([v.shape[-1], erase_read.shape[-1]], dim=-1)  # n c v, n c k
+    output, written = query_pairs[-1] @ X, to_end[-1].mT @ X  # n c v, n k v
     if len(keys) > 1:
-        output, written = torch.baddbmm(output, query_pairs[0], v), torch.baddbmm(written, keys[0].mT, v)
+        output, written = torch.baddbmm(output, query_pairs[0], v), torch.baddbmm(written, to_end[0].mT, v)
     reader = torch.baddbmm(query, query_pairs[-1], Y)  # n c k
-    return _Chunks(output, reader, written, products.total, keys[-1].mT @ Y)
+    return _Chunks(output, reader, written, total, to_end[-1].mT @ Y)
 
 
 def _scan(state: Tensor, parts: _Chunks, chunks: int) -> tuple[Tensor, Tensor]:
     """The state before each chunk (m chunks k v) and after the last (m k v), from that before the first (m k v)."""
-    decay = None if parts.decay is None else parts.decay.unflatten(0, (-1, chunks))[..., None]  # m chunks k 1
-    transition = None if parts.transition is None else parts.transition.unflatten(0, (-1, chunks))  # m chunks k k
+    written = parts.written.unflatten(0, (-1, chunks)).unbind(1)  # m k v
+    decay = _by_chunk(None if parts.decay is None else parts.decay[..., None], chunks)  # m k 1 or m 1 1
+    transition = _by_chunk(parts.transition, chunks)  # m k k
     before = []
-    for i, written in enumerate(parts.written.unflatten(0, (-1, chunks)).unbind(1)):  # m k v
+    for write, keep, turn in zip(written, decay, transition, strict=True):
         before.append(state)
-        after = written + state if decay is None else torch.addcmul(written, decay[:, i], state)
-        state = after if transition is None else torch.baddbmm(after, transition[:, i], state)
+        after = write + state if keep is None else torch.addcmul(write, keep, state)
+        state = after if turn is None else torch.baddbmm(after, turn, state)
     return torch.stack(before, dim=1), state
+
+
+def _by_chunk(x: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
+    """Of (m chunks) … the part of each chunk: m …."""
+    return [None] * chunks if x is None else x.unflatten(0, (-1, chunks)).unbind(1)
+
+
+Form = Callable[[Query, Update, Tensor], tuple[Value, Tensor]]
+"""`step` or `chunked`: queries, update and state → outputs and the last state."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MatrixMemory(Mixer):
-    """A mechanism on this engine states its `update`, and its query, its output or the shape of its state where
-    they differ."""
+    """The base of a mechanism on this engine.
+
+    A mechanism defines `update`. It overrides `query`, `output` and `empty_state` where the read vector, the output or
+    the shape of the state differs from what stands here.
+    """
 
     chunk: ClassVar[int] = 32
-    """Places solved together, a power of two."""
+    """Positions that are solved together, a power of two."""
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        """What is decayed, erased and written at every place."""
+        """What is decayed, erased and written at every position."""
 
     def query(self, q: Query) -> Tensor:
-        """What the state is read with: q / √d_key unless the mechanism says otherwise."""
+        """The vector that the state is read with (b h t k): q / √d_key."""
         return q * query_scale(q.shape[-1])
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
-        """What is made of the reading o = Sᵀq: itself unless the mechanism says otherwise."""
+        """The output (b h t v) from what the state answers to the query, o = Sᵀq: o itself."""
         return o
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
-        if q.shape[2] == 0:
-            return v, state
         return self._run(partial(chunked, chunk=self.chunk), q, k, v, gates, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         return self._run(step, q, k, v, gates, state)
 
-    def _run(self, form: Callable, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+    def _run(self, form: Form, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
             gates = {name: full_precision(gate) for name, gate in gates.items()}
             wide = full_precision(v)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from recall_lab.checks import require, whole_number
-from recall_lab.mixer.cache import Budget, CachedKey, CachedValue
+from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept
 from recall_lab.shapes import Attention, Query
 
 
@@ -37,6 +37,6 @@ class SinkWindow(Budget):
         outside[:, : self.sinks] = 0
         return logits + outside
 
-    def keep(self, x: CachedKey | CachedValue) -> CachedKey | CachedValue:
+    def keep(self, x: Cached) -> Kept:
         first = max(x.shape[2] - (self.budget - self.sinks) + 1, self.sinks)
         return torch.cat([x[:, :, : self.sinks], x[:, :, first:]], dim=2)

@@ -29,12 +29,14 @@ def step(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value
     o = read(score(q, keys) + count.log()[:, :, None], values)
     if keys.shape[2] == budget:
         slots = budget // 2
-        cosine = F.cosine_similarity(keys[:, :, :slots], keys[:, :, slots, None], dim=-1, eps=0)  # b h slots
+        key = keys.detach()
+        tiny = torch.finfo(key.dtype).tiny  # a key of zeros has the cosine 0
+        cosine = F.cosine_similarity(key[:, :, :slots], key[:, :, slots, None], dim=-1, eps=tiny)  # b h slots
         join = F.one_hot(cosine.argmax(-1), slots).to(count)  # b h slots
         total = count[:, :, :slots] + join
-        step_size = (join / total)[..., None]
+        fraction = (join / total)[..., None]
         keys, values = (
-            torch.cat([x[:, :, :slots].lerp(x[:, :, slots, None], step_size), x[:, :, slots + 1 :]], dim=2)
+            torch.cat([x[:, :, :slots].lerp(x[:, :, slots, None], fraction), x[:, :, slots + 1 :]], dim=2)
             for x in (keys, values)
         )
         count = torch.cat([total, count[:, :, slots + 1 :]], dim=2)

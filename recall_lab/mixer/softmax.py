@@ -31,7 +31,7 @@ class Softmax(Cache):
 
     @property
     def fixed_gates(self) -> frozenset[str]:
-        return frozenset({"sink"} if self.sink else ())
+        return frozenset({"sink_logit"} if self.learned_sink else ())
 
     def gates(self, x: Hidden) -> Gates:
         if self.sink_bias is None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from recall_lab.mixer.cache import Budget, CachedKey, CachedValue
+from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept
 from recall_lab.shapes import Attention, Query
 
 
@@ -22,5 +22,5 @@ class Window(Budget):
         t, s = logits.shape[-2:]
         return logits + logits.new_full((t, s), -torch.inf).tril(s - t - self.budget)
 
-    def keep(self, x: CachedKey | CachedValue) -> CachedKey | CachedValue:
+    def keep(self, x: Cached) -> Kept:
         return x[:, :, max(x.shape[2] - self.budget + 1, 0) :]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 from recall_lab.checks import require
 from recall_lab.mixer.base import Trace
-from recall_lab.model import Model
 from recall_lab.results import Row
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE, Batch
@@ -27,10 +27,15 @@ Probe = Callable[..., list[Row]]
 
 
 class ProbeError(ValueError):
-    """A probe has no result. The message names the probe, the layer and the cause."""
+    """A probe has no result, or a part of it is not finite. The message names the probe, the layer and the cause."""
+
+    def __init__(self, message: str, rows: Sequence[Row] = ()) -> None:
+        super().__init__(message)
+        self.rows = list(rows)
+        """The rows of the probe that are sound, where others hold numbers that are not finite."""
 
 
-def run(probes: Iterable[Probe], model: Model, batch: Batch, rng: np.random.Generator) -> list[Row]:
+def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.Generator) -> list[Row]:
     """The rows of every probe: one that takes a trace runs on each layer, one that takes a model runs once.
 
     Raises ProbeError at the first probe that has no result.
@@ -88,7 +93,7 @@ def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Ge
         model.train(training)
 
 
-def trace_model(model: Model, batch: Batch) -> list[Trace]:
+def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
     """One trace per layer of the model in evaluation mode, without gradients, from one forward pass."""
     device = next(model.parameters()).device
     source = batch.factors.get("source", np.full(batch.targets.shape[:2], IGNORE))
@@ -97,22 +102,30 @@ def trace_model(model: Model, batch: Batch) -> list[Trace]:
     model.eval()
     try:
         with torch.no_grad():
-            return model.trace(torch.from_numpy(batch.tokens).to(device), positions)
+            trace = cast(Callable[..., list[Trace]], model.trace)
+            return trace(torch.from_numpy(batch.tokens).to(device), positions)
     finally:
         model.train(training)
 
 
 def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
     try:
-        rows = probe(*arguments)
+        rows = [{"probe": name(probe), **row} for row in probe(*arguments)]
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ProbeError(f"{title}: {kind}{error}") from error
+    sound: list[Row] = []
+    faults: dict[str, str] = {}
     for row in rows:
-        for column, value in row.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ProbeError(f"{title}, metric {row['metric']}: {column} is {value}")
-    return [{"probe": name(probe), **row} for row in rows]
+        infinite = [f"{column} is {x}" for column, x in row.items() if isinstance(x, float) and not math.isfinite(x)]
+        if infinite:
+            faults.setdefault(row["metric"], infinite[0])
+        else:
+            sound.append(row)
+    if faults:
+        listed = "; ".join(f"metric {metric}: {fault}" for metric, fault in faults.items())
+        raise ProbeError(f"{title}: {listed}", sound)
+    return rows
 
 
 def takes(probe: Probe) -> str:

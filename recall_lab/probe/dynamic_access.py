@@ -1,29 +1,20 @@
-"""What a query can change at a fixed history: rank, one-hot residual, independence, subsets, and a swap of queries."""
+"""What another query could change at a fixed history: rank, one-hot residual, independence, subsets, swaps."""
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from scipy.optimize import linprog
 from torch import Tensor
 
+from recall_lab.checks import require, share, whole_number
 from recall_lab.mixer.base import Trace
-from recall_lab.probe.base import (
-    IGNORE,
-    Row,
-    answers,
-    double,
-    effective_rank,
-    gather,
-    mean_row,
-    memory_before,
-    query_scale,
-    share_row,
-    weights,
-)
+from recall_lab.probe.base import Row, effective_rank
+from recall_lab.probe.queries import answers, derivative, double, gather, query_scale, state_before, weights
+from recall_lab.probe.rows import mean_row, share_row
+from recall_lab.task.base import IGNORE
 
 TOLERANCE = 1e-9
 """Relative error, in float64, below which a map counts as linear, and two weights as equal."""
@@ -35,36 +26,43 @@ def dynamic_access(
     rng: np.random.Generator,
     *,
     sequences: int = 4,
-    places: int = 16,
+    positions: int = 16,
     sharpen: Sequence[float | int] = (1, 4, 16, 64),
     subsets: Sequence[int] = (),
     draws: int = 20,
     purity: float | int = 0.9,
 ) -> list[Row]:
-    """What other queries would see from the last place of a sequence, its history unchanged. In float64 throughout.
+    """The weights that other queries would have at the last position, its history unchanged; in float64.
 
-    sequences  how many of the trace's are looked at
-    places     how many tokens, and asking places, are looked at where all would be too many
-    sharpen    factors on a query, tried where a one-hot weight is looked for
-    subsets    sizes, up to n, of the random subsets of tokens that a query is asked to select; none: not tried
-    draws      subsets of each size
+    sequences  how many sequences of the trace are measured
+    positions  at most how many tokens, and how many queries with an answer, are measured per sequence
+    sharpen    factors on a query that are tried to reach a one-hot weight
+    subsets    sizes, up to n, of random subsets of tokens that a query should select; none: not tried
+    draws      subsets per size
     purity     share of Σ|A| that a selected subset must hold
 
-    A row each, with columns layer, head, d_key and tokens (n):
-      rank              of the query → weights matrix: singular values above σ₁ · max(shape) · 2.2e-16
-      access_rank       e^H of its singular values
-      one_hot_residual  mean over tokens i of min_q ‖e_i − A(q)‖²; where A is linear in q it is 1 − rank/n
-      independence      most of the squared change of A that a small change of query can put on the token asked for:
-                        max_δq (δA_i)²/‖δA‖², mean over tokens
-      held_range        change of that token's weight for the best change of query, over the norm of the latter, with
-                        all other weights held; 0 where it cannot be changed alone
-      moved             weight that an answer gains when its own query takes the place of another's
+    Columns layer, head, d_key and tokens (n), the length of the history:
+      rank              of the matrix from queries to weights: singular values above σ₁ · max(shape) · ε
+      access_rank       e^H of its singular values divided by their sum
+      one_hot_residual  mean over tokens i of min_q ‖e_i − A(q)‖²; 1 − rank/n where A is linear in q
+      independence      largest share of the squared change of A that a small change of the query can put on the token
+                        whose key it is, max_δq (δA_i)²/‖δA‖²; mean over tokens
+      held_range        largest change of that token's weight per change of the query while all other weights are
+                        held; 0 where the weight cannot be changed alone
+      moved             weight that an answer gains when its own query replaces the query for another answer
       moved_share       the same of |A|/Σ|A|
-      selectable        share of subsets T (column subset) that some query selects, giving the members equal weights
-                        and together at least `purity` of Σ|A|, by linear programme: see `least_leak` where A is linear
-                        in q, `is_face` where log A is, over the tokens that any query has reached; none elsewhere
-    None for a mechanism that is not linear in v.
+      selectable        share of the subsets T (column subset) that some query selects: equal weights on the members,
+                        together at least `purity` of Σ|A|. By linear programme: `least_leak` where A is linear in q,
+                        `is_face` where log A is, over the tokens that any query has reached; no rows elsewhere
+    No rows for a mechanism that is not linear in v. Raises ValueError for an option outside its range.
     """
+    for option, value in (("sequences", sequences), ("positions", positions), ("draws", draws)):
+        whole_number(option, value)
+    require(len(sharpen) > 0, "sharpen=[]: must hold at least one factor")
+    for size in subsets:
+        whole_number("subsets", size)
+    share("purity", purity)
+    require(purity > 0, f"purity={purity}: must be above 0")
     if not trace.mixer.linear_in_v:
         return []
     trace = double(_first(trace, sequences))
@@ -72,119 +70,160 @@ def dynamic_access(
     keys = query_scale(trace) * trace.k
     random = torch.from_numpy(rng.standard_normal((b, h, n, d))).to(keys)
     random = random / random.norm(dim=-1, keepdim=True) * keys.norm(dim=-1, keepdim=True)
-    seen = weights(trace, torch.cat([keys, random], dim=2), last)
+    seen = weights(trace, torch.cat([keys, random], dim=2), last)  # b h m s
     linear = _linear(trace, keys, last)
     if linear:
-        readers = weights(trace, torch.eye(d, dtype=keys.dtype, device=keys.device).expand(b, h, -1, -1), last)
+        residual = span_residual(seen)
     else:
-        sharp = weights(trace, torch.cat([factor * keys for factor in sharpen], dim=2), last)
-        hulls = softmax_keys(trace, keys, last) if subsets else None
-    some = np.sort(rng.permutation(n)[:places])
-    independent, held = independence(trace, keys[:, :, some], torch.from_numpy(some), last)
-    gained, gained_share = moved(trace, places, last, rng)
+        residual = best_residual(weights(trace, torch.cat([factor * keys for factor in sharpen], dim=2), last))
+    some = np.sort(rng.permutation(n)[:positions])
+    independent, held = independence(trace, keys[:, :, some], torch.from_numpy(some).to(keys.device), last)
+    gained, gained_share = moved(trace, positions, last, rng)
+    sigma = torch.linalg.svdvals(seen)
+    limit = sigma[..., :1] * max(seen.shape[-2:]) * torch.finfo(sigma.dtype).eps
+    measured = {
+        "rank": (sigma > limit).sum(-1),
+        "access_rank": effective_rank(sigma),
+        "one_hot_residual": residual,
+        "independence": independent,
+        "held_range": held,
+    }
+    if gained.numel():
+        measured |= {"moved": gained, "moved_share": gained_share}
+    selection = _selection(trace, seen, keys, last, linear) if subsets else None
     rows: list[Row] = []
     for head in range(h):
-        sigma = torch.linalg.svdvals(seen[:, head])
-        limit = sigma[:, :1] * max(seen.shape[-2:]) * torch.finfo(sigma.dtype).eps
-        residual = span_residual(seen[:, head]) if linear else best_residual(sharp[:, head])
-        found = [
-            mean_row("rank", (sigma > limit).sum(-1)),
-            mean_row("access_rank", effective_rank(sigma)),
-            mean_row("one_hot_residual", residual),
-            mean_row("independence", independent[:, head]),
-            mean_row("held_range", held[:, head]),
-        ]
-        if gained.numel():
-            found += [mean_row("moved", gained[:, head]), mean_row("moved_share", gained_share[:, head])]
-        for size in [size for size in subsets if size <= n]:
-            hits = []
-            for draw in range(draws):
-                members = np.isin(np.arange(n), rng.choice(n, size, replace=False))
-                if linear:
-                    leak = least_leak(readers[draw % b, head].mT.cpu().numpy(), members)
-                    hits.append(leak <= (1 - purity) / purity * size)
-                elif hulls is not None:
-                    reached = (seen[draw % b, head] > 0).any(0).cpu().numpy()
-                    hull = hulls[draw % b, head].cpu().numpy()[reached]
-                    hits.append(reached[members].all() and is_face(hull, members[reached]))
-            if hits:
-                found.append(share_row("selectable", np.array(hits), subset=size))
+        found = [_mean_row(metric, values[:, head]) for metric, values in measured.items()]
+        for size in subsets:
+            if size > n or selection is None:
+                continue
+            chosen = [np.isin(np.arange(n), rng.choice(n, size, replace=False)) for _ in range(draws)]
+            hits = [selection.selects(draw % b, head, members, purity) for draw, members in enumerate(chosen)]
+            found.append(share_row("selectable", np.array(hits), subset=size))
         rows += [{"layer": trace.layer, "head": head, "d_key": d, "tokens": n, **row} for row in found]
     return rows
 
 
+def _mean_row(metric: str, values: Float[Tensor, "b *m"] | Int[Tensor, "b *m"]) -> Row:
+    """`mean_row` with the first axis as sequences."""
+    sequence = torch.arange(len(values)).reshape(-1, *[1] * (values.dim() - 1)).expand(values.shape)
+    return mean_row(metric, values, sequence)
+
+
 def _first(trace: Trace, sequences: int) -> Trace:
-    gates = {name: gate[:sequences] for name, gate in trace.gates.items()}
-    cut = {name: getattr(trace, name)[:sequences] for name in ("q", "k", "v", "o", "source")}
-    return replace(trace, gates=gates, **cut)
+    """The first sequences of the trace."""
+    return replace(
+        trace,
+        q=trace.q[:sequences],
+        k=trace.k[:sequences],
+        v=trace.v[:sequences],
+        o=trace.o[:sequences],
+        source=trace.source[:sequences],
+        gates={name: gate[:sequences] for name, gate in trace.gates.items()},
+    )
 
 
-def _linear(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> bool:
-    """Whether A(q) is linear in q, tried on two queries, their sum and a multiple."""
+@dataclass(frozen=True)
+class _Selection:
+    """Whether some query selects a subset of tokens. One of readers and hulls is None."""
+
+    readers: Float[Tensor, "b h s k"] | None
+    """K̃ with A(q) = K̃ q, where A is linear in q."""
+    hulls: Float[Tensor, "b h s k"] | None
+    """κ with A_s(q) ∝ e^{κ_s·q + b_s}: see `softmax_keys`."""
+    reached: Bool[Tensor, "b h s"]
+    """Which tokens any query has given a positive weight."""
+
+    def selects(self, sequence: int, head: int, members: Bool[np.ndarray, "s"], purity: float | int) -> bool:
+        """Whether a query gives all members equal weights, and together at least `purity` of Σ|A|."""
+        if self.readers is not None:
+            leak = least_leak(self.readers[sequence, head].cpu().numpy(), members)
+            return bool(leak <= (1 - purity) / purity * members.sum())
+        assert self.hulls is not None
+        reached = self.reached[sequence, head].cpu().numpy()
+        hull = self.hulls[sequence, head].cpu().numpy()[reached]
+        return bool(reached[members].all()) and is_face(hull, members[reached])
+
+
+def _selection(
+    trace: Trace, seen: Float[Tensor, "b h m s"], keys: Float[Tensor, "b h s k"], position: int, linear: bool
+) -> _Selection | None:
+    """None where A is neither linear in q nor a softmax."""
+    reached = (seen > 0).any(2)
+    if linear:
+        basis = torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device).expand(*keys.shape[:2], -1, -1)
+        return _Selection(weights(trace, basis, position).mT, None, reached)
+    hulls = softmax_keys(trace, keys, position)
+    return None if hulls is None else _Selection(None, hulls, reached)
+
+
+def _linear(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> bool:
+    """Whether A(q) is linear in q, tested on two queries and a combination of them."""
     one, two = queries[:, :, :1], queries[:, :, -1:]
-    a, b, both = weights(trace, torch.cat([one, two, 3 * one - 2 * two], dim=2), place).unbind(2)
+    a, b, both = weights(trace, torch.cat([one, two, 3 * one - 2 * two], dim=2), position).unbind(2)
     return bool((both - 3 * a + 2 * b).abs().max() < TOLERANCE * a.abs().max().clamp(min=1e-300))
 
 
-def softmax_keys(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Float[Tensor, "b h s k"] | None:
-    """Vectors κ with A_i(q) ∝ e^{κ_i·q + b_i} over the tokens that have any weight; None where there are none such.
+def softmax_keys(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> Float[Tensor, "b h s k"] | None:
+    """Vectors κ with A_s(q) ∝ e^{κ_s·q + b_s} over the tokens that have any weight; None where A is not of this form.
 
-    Tried are the keys, and, where every query sees the same tokens, the slopes of log A.
+    The candidates for κ are k/√d_key and, where all queries see the same tokens, the slopes of log A.
     """
     d = trace.k.shape[-1]
     basis = torch.eye(d, dtype=queries.dtype, device=queries.device).expand(*trace.k.shape[:2], -1, -1)
     tried = torch.cat([queries[:, :, :1], queries[:, :, -1:], queries[:, :, :1] - queries[:, :, -1:]], dim=2)
-    seen = weights(trace, torch.cat([torch.zeros_like(basis[:, :, :1]), basis, tried], dim=2), place)
-    level, there = seen.clamp(min=1e-300).log(), seen > 1e-300
+    seen = weights(trace, torch.cat([torch.zeros_like(basis[:, :, :1]), basis, tried], dim=2), position)
+    level, positive = seen.clamp(min=1e-300).log(), seen > 1e-300
     slopes = (level[:, :, 1 : d + 1] - level[:, :, :1]).mT
-    same = bool((there == there[:, :, :1]).all())
+    same = bool((positive == positive[:, :, :1]).all())
     for keys in [trace.k * d**-0.5, *([slopes] if same else [])]:
         rest = level[:, :, d + 1 :] - tried @ keys.mT
-        step, both = rest - rest[:, :, :1], there[:, :, d + 1 :] & there[:, :, d + 1 : d + 2]
+        step, both = rest - rest[:, :, :1], positive[:, :, d + 1 :] & positive[:, :, d + 1 : d + 2]
         middle = (step * both).sum(-1, keepdim=True) / both.sum(-1, keepdim=True).clamp(min=1)
         if ((step - middle) * both).abs().max() < 1e-6:
             return keys
     return None
 
 
-def span_residual(seen: Float[Tensor, "b m s"]) -> Float[Tensor, "b s"]:
-    """‖e_i − P e_i‖² for the span of the rows: what the best query leaves where all of the span can be reached."""
+def span_residual(seen: Float[Tensor, "... m s"]) -> Float[Tensor, "... s"]:
+    """‖e_i − P e_i‖² for each token i, with P the projection on the span of the m rows of weights.
+
+    This is what the best query leaves where queries reach all of the span.
+    """
     _, sigma, right = torch.linalg.svd(seen, full_matrices=False)
-    kept = sigma > sigma[:, :1] * max(seen.shape[-2:]) * torch.finfo(sigma.dtype).eps
-    return 1 - (right.square() * kept[..., None]).sum(1)
+    kept = sigma > sigma[..., :1] * max(seen.shape[-2:]) * torch.finfo(sigma.dtype).eps
+    return 1 - (right.square() * kept[..., None]).sum(-2)
 
 
-def best_residual(seen: Float[Tensor, "b m s"]) -> Float[Tensor, "b s"]:
-    """min over the given queries of ‖e_i − A(q)‖² = 1 − 2A_i + ‖A‖²."""
-    return (1 - 2 * seen + seen.square().sum(-1, keepdim=True)).amin(1)
+def best_residual(seen: Float[Tensor, "... m s"]) -> Float[Tensor, "... s"]:
+    """min over the m queries of ‖e_i − A(q)‖² = 1 − 2 A_i + ‖A‖², for each token i."""
+    return (1 - 2 * seen + seen.square().sum(-1, keepdim=True)).amin(-2)
 
 
-def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], place: int) -> Float[Tensor, "b h m s k"]:
-    """∂A(q)/∂q at each query, by forward mode, every channel at once."""
+def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> Float[Tensor, "b h m s k"]:
+    """∂A(q)/∂q at each query, by forward mode for all channels together."""
     b, h, m, d = queries.shape
-    eye = torch.eye(place + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
-    memory = memory_before(trace, place, eye)
-    repeated = queries[:, :, :, None].repeat(1, 1, 1, d, 1).flatten(2, 3)
-    tangent = torch.eye(d, dtype=queries.dtype, device=queries.device).repeat(m, 1).expand_as(repeated)
-    with warnings.catch_warnings():
-        # torch's own first use of forward mode loads something that it calls deprecated.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        _, change = torch.func.jvp(lambda q: answers(trace, q, place, memory, eye), (repeated,), (tangent.clone(),))
+    identity = torch.eye(position + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
+    state = state_before(trace, position, identity)
+    repeated = queries[:, :, :, None].repeat(1, 1, 1, d, 1).flatten(2, 3)  # b h (m k) k
+    channels = torch.eye(d, dtype=queries.dtype, device=queries.device).repeat(m, 1).expand_as(repeated)
+    change = derivative(lambda q: answers(trace, q, position, state, identity), repeated, channels.clone())
     return change.unflatten(2, (m, d)).mT
 
 
 def independence(
-    trace: Trace, queries: Float[Tensor, "b h m k"], tokens: Tensor, place: int
+    trace: Trace, queries: Float[Tensor, "b h m k"], tokens: Int[Tensor, "m"], position: int
 ) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h m"]]:
-    """How far a small change of query i can change the weight of tokens[i] alone.
+    """How far a small change of query i can change the weight of tokens[i] alone: (leverage, range).
 
-    With J = ∂A/∂q (n × d): the leverage [J J⁺]_ii = max_δq (δA_i)²/‖δA‖², which averages rank(J)/n ≤ d/n over all
-    tokens; and with every other weight held, |δA_i|/‖δq‖ at best, the distance of J's row i from the span of the
-    others: 1/√[(J Jᵀ)⁺]_ii where the leverage is 1, and nought elsewhere.
+    With J = ∂A/∂q (n × d_key) and i short for tokens[i]:
+    leverage  [J J⁺]_ii = max_δq (δA_i)²/‖δA‖²; over all tokens it averages rank(J)/n ≤ d_key/n
+    range     max |δA_i|/‖δq‖ with all other weights held, which is the distance of J's row i from the span of the
+              others: 1/√[(J Jᵀ)⁺]_ii where the leverage is 1, and 0 elsewhere
     """
-    left, sigma, _ = torch.linalg.svd(jacobian(trace, queries, place), full_matrices=False)
+    left, sigma, _ = torch.linalg.svd(jacobian(trace, queries, position), full_matrices=False)
     kept = sigma > TOLERANCE * sigma[..., :1].clamp(min=1e-300)
-    row = left[:, :, torch.arange(len(tokens)), tokens.to(left.device)]
+    row = left[:, :, torch.arange(len(tokens), device=left.device), tokens]
     leverage = (row.square() * kept).sum(-1)
     inverse = (row.square() * kept / sigma.square().clamp(min=1e-300)).sum(-1)
     alone = leverage > 1 - 1e-6
@@ -192,11 +231,11 @@ def independence(
 
 
 def moved(
-    trace: Trace, count: int, place: int, rng: np.random.Generator
+    trace: Trace, count: int, position: int, rng: np.random.Generator
 ) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h m"]]:
-    """A_src(own query) − mean of A_src(queries for other answers), at up to `count` asking places of each sequence.
+    """A_i(own query) − mean of A_i(queries for other answers), for the answers i of up to `count` queries per sequence.
 
-    Also the same of |A|/Σ|A|. Empty where fewer than two answers are asked for.
+    Second, the same of |A|/Σ|A|. m = 0 where a sequence has fewer than two queries with an answer.
     """
     b, h = trace.q.shape[:2]
     asked = trace.source != IGNORE
@@ -206,7 +245,7 @@ def moved(
     order = torch.from_numpy(rng.random(asked.shape)).to(asked.device).masked_fill(~asked, 2).argsort(1)
     chosen = order[:, : min(count, fewest)]
     source = trace.source.gather(1, chosen)
-    seen = weights(trace, gather(trace.q, chosen), place)
+    seen = weights(trace, gather(trace.q, chosen), position)
     results = []
     other = (source[:, :, None] != source[:, None, :])[:, None]
     for weight in (seen, seen.abs() / seen.abs().sum(-1, keepdim=True).clamp(min=1e-300)):
@@ -217,10 +256,10 @@ def moved(
     return results[0], results[1]
 
 
-def is_face(keys: Float[np.ndarray, "n d"], members: np.ndarray) -> bool:
-    """Whether the members are a face of the keys' convex hull: k_i·q = c on them, k_j·q ≤ c − 1 on all others.
+def is_face(keys: Float[np.ndarray, "n d"], members: Bool[np.ndarray, "n"]) -> bool:
+    """Whether the members are a face of the keys' convex hull: some q has k_i·q = c on them, k_j·q ≤ c − 1 elsewhere.
 
-    Then, and only then, a sharp enough query puts softmax's whole mass on the members, equally.
+    Then, and only then, a sharp enough query puts all of softmax's weight on the members, in equal parts.
     """
     inside, outside = keys[members], keys[~members]
     if not len(outside):
@@ -233,11 +272,11 @@ def is_face(keys: Float[np.ndarray, "n d"], members: np.ndarray) -> bool:
         b_eq=np.zeros(len(inside)),
         bounds=(None, None),
     )
-    return found.status == 0
+    return bool(found.status == 0)
 
 
-def least_leak(reader: Float[np.ndarray, "n d"], members: np.ndarray) -> float:
-    """min_q Σ_{j∉T} |k̃_j·q| under k̃_i·q = 1 for i ∈ T; infinite where no q gives all members that weight."""
+def least_leak(reader: Float[np.ndarray, "n d"], members: Bool[np.ndarray, "n"]) -> float:
+    """min_q Σ_{j∉T} |k̃_j·q| under k̃_i·q = 1 for all members i ∈ T; infinite where no q gives them that weight."""
     inside, outside = reader[members], reader[~members]
     n, d = outside.shape
     slack = np.eye(n)

@@ -10,7 +10,7 @@ from torch import Tensor
 from recall_lab.checks import flag, whole_number
 from recall_lab.mixer.base import Trace
 from recall_lab.probe.base import Row, bins, state_vector
-from recall_lab.probe.queries import double, exact
+from recall_lab.probe.queries import derivative, double, exact
 from recall_lab.probe.rows import mean_row, spread_rows
 from recall_lab.shapes import Attention, State
 from recall_lab.task.base import IGNORE
@@ -149,9 +149,9 @@ def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
         stop = min(start + block, length)
         after = state
         numbers = sum(part.shape[2:].numel() for part in state.values())
-        derivative = trace.v.new_zeros(*trace.v.shape[:2], 0, numbers)  # of the state by the values since start
+        d_state = trace.v.new_zeros(*trace.v.shape[:2], 0, numbers)  # of the state by the values since start
         for t in range(start, length):
-            after, d_o, derivative = _derivatives(trace, t, after, derivative, t < stop)
+            after, d_o, d_state = _derivatives(trace, t, after, d_state, t < stop)
             power = d_o.square().sum(-1).unflatten(-1, (-1, width)).sum(-1)  # b h s
             found[:, :, t, start : start + power.shape[-1]] = (power / width).sqrt().to(found)
             state = after if t == stop - 1 else state
@@ -159,13 +159,13 @@ def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
 
 
 def _derivatives(
-    trace: Trace, t: int, state: State, derivative: Float[Tensor, "b h c x"], new: bool
+    trace: Trace, t: int, state: State, d_state: Float[Tensor, "b h c x"], new: bool
 ) -> tuple[State, Float[Tensor, "b h e v"], Float[Tensor, "b h e y"]]:
     """The state after position t, and the derivatives of o_t and of that state by the values so far.
 
-    state       the state before t
-    derivative  of that state, as one vector, by c numbers
-    new         whether the channels of v_t follow these c numbers
+    state    the state before t
+    d_state  derivatives of that state, as one vector, by c numbers
+    new      whether the channels of v_t follow these c numbers
     Sequences and heads do not mix in a recurrence, so one direction serves all of them at once.
     """
     here = slice(t, t + 1)
@@ -183,17 +183,17 @@ def _derivatives(
 
     def along(directions: Float[Tensor, "b h c z"]) -> Float[Tensor, "b h c w"]:
         moved = directions.permute(2, 0, 1, 3)
-        return torch.func.vmap(lambda d: torch.func.jvp(step, (x,), (d,))[1])(moved).permute(1, 2, 0, 3)
+        return torch.func.vmap(lambda d: derivative(step, x, d))(moved).permute(1, 2, 0, 3)
 
     x = torch.cat([*(part.flatten(2) for part in state.values()), v.flatten(2)], dim=-1)
     inputs = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).expand(*x.shape[:2], -1, -1)
-    split = derivative.shape[-1]
+    split = d_state.shape[-1]
     by_values = inputs[:, :, split:] if new else inputs[:, :, :0]
-    if derivative.shape[2] < split:
-        found = along(torch.cat([F.pad(derivative, (0, v.shape[-1])), by_values], dim=2))
+    if d_state.shape[2] < split:
+        found = along(torch.cat([F.pad(d_state, (0, v.shape[-1])), by_values], dim=2))
     else:  # the derivatives by the inputs serve all directions
         by_inputs = along(inputs)
-        found = derivative @ by_inputs[:, :, :split]
+        found = d_state @ by_inputs[:, :, :split]
         found = torch.cat([found, by_inputs[:, :, split:]], dim=2) if new else found
     after = trace.mixer.recurrence(q, k, v, gates, state)[1]
     return after, found[..., : v.shape[-1]], found[..., v.shape[-1] :]

@@ -4,6 +4,8 @@ Letters as in shapes.py; m counts the queries.
 """
 
 import copy
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -67,6 +69,15 @@ def weights(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> F
     b, h, _, _ = trace.v.shape
     identity = torch.eye(position + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
     return answers(trace, queries, position, state_before(trace, position, identity), identity)
+
+
+def derivative(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
+    """The derivative of the function at x along the direction, by forward mode."""
+    with warnings.catch_warnings():
+        # torch's first use of forward mode loads a module that it calls deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        change: Tensor = torch.func.jvp(function, (x,), (direction,))[1]
+        return change
 
 
 def query_scale(trace: Trace) -> float:

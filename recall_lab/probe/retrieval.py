@@ -1,78 +1,85 @@
-"""Retrieval: how often a model answers right, as a whole and by whatever a plot may split by."""
+"""Retrieval: how often a model answers correctly, in all and by whatever a figure may split by."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from jaxtyping import Bool, Int
+from torch import nn
 
-from recall_lab.probe.base import IGNORE, Row, bins, mean_row, share_row
-from recall_lab.task.base import Batch
+from recall_lab import metrics
+from recall_lab.checks import require, whole_number
+from recall_lab.data import arrays
+from recall_lab.probe.base import Row, bins
+from recall_lab.probe.rows import mean_row, share_row
+from recall_lab.task.base import IGNORE, Batch
 
 
 @torch.no_grad()
 def retrieval(
-    model,
+    model: nn.Module,
     batch: Batch,
     rng: np.random.Generator,
     *,
     by: Sequence[str] = ("age",),
     values: int = 12,
 ) -> list[Row]:
-    """Accuracy of the model on one batch, with Wilson intervals.
+    """The accuracy of the model on one batch.
 
-    by      factors of the batch to split by; age is query place − place of the answer
-    values  how many values of a factor get rows of their own; where there are more they are put in that many bins,
-            equal in the logarithm
+    by      factors of the batch to split by; age is the query's position minus that of its answer
+    values  how many values of a factor have rows of their own; where there are more, they are put into that many bins
+            of equal width in the logarithm
 
-    accuracy, sequence_accuracy: share of scored places, and of sequences with every one of them, answered right;
-    loss_bits: mean −log₂ p of the right answer; accuracy_by_FACTOR: with the factor as a column.
-    Where the answers are vectors: squared_error, and squared_error_by_FACTOR.
-    Raises ValueError for a factor that the batch does not have.
+    accuracy           share of the scored positions that are answered correctly
+    sequence_accuracy  share of the sequences with every scored position correct
+    loss_bits          mean −log₂ p of the correct answer
+    accuracy_by_FACTOR, with the column FACTOR (its mean in the bin)
+    In a continuous task instead: squared_error and squared_error_by_FACTOR.
+    All rows have the column length. Raises ValueError for a factor that the batch does not have, and where outputs of
+    the model are not finite.
     """
+    whole_number("values", values)
     device = next(model.parameters()).device
-    scored = batch.scored
-    logits = model(torch.from_numpy(batch.tokens).to(device), torch.from_numpy(scored).to(device)).float()
-    targets = batch.targets[scored]
-    if targets.dtype.kind == "f":
-        error = F.mse_loss(logits, torch.from_numpy(targets).to(logits), reduction="none").mean(-1).cpu().numpy()
-        rows, metric, score, row = [mean_row("squared_error", error)], "squared_error", error, mean_row
+    tokens, scored, targets = arrays(batch, device)
+    outputs = model(tokens, scored).float()
+    bad = int((~outputs.isfinite()).sum())
+    require(not bad, f"{bad} of the model's {outputs.numel()} outputs are not finite")
+    sequence, position = np.nonzero(batch.scored)
+    row: Callable[..., Row]
+    if targets.is_floating_point():
+        metric, row, score = "squared_error", mean_row, metrics.squared_error(outputs, targets).cpu().numpy()
+        rows = [mean_row(metric, score, sequence)]
     else:
-        truth = torch.from_numpy(targets.astype(np.int64)).to(device)
-        hit = (logits.argmax(-1) == truth).cpu().numpy()
-        whole = np.ones(scored.shape, dtype=bool)
-        whole[scored] = hit
-        bits = F.cross_entropy(logits, truth, reduction="none") / np.log(2)
+        hits = metrics.correct(outputs, targets)
+        metric, row, score = "accuracy", share_row, hits.cpu().numpy()
         rows = [
-            share_row("accuracy", hit),
-            share_row("sequence_accuracy", whole[scored.any(1)].all(1)),
-            mean_row("loss_bits", bits),
+            share_row(metric, score, sequence),
+            share_row("sequence_accuracy", metrics.correct_sequences(hits, scored)),
+            mean_row("loss_bits", metrics.loss_bits(outputs, targets), sequence),
         ]
-        metric, score, row = "accuracy", hit, share_row
-    place = np.nonzero(scored)[1]
     for factor in by:
-        level, known = _levels(batch, factor, place)
-        if not known.any():
-            continue
-        for chosen in _groups(level[known], values):
-            rows.append(
-                row(f"{metric}_by_{factor}", score[known][chosen], **{factor: float(level[known][chosen].mean())})
-            )
-    return [{"length": scored.shape[1], **row} for row in rows]
+        level, known = _levels(batch, factor, position)
+        for chosen in _groups(level, known, values):
+            where = {factor: float(level[chosen].mean())}
+            rows.append(row(f"{metric}_by_{factor}", score[chosen], sequence[chosen], **where))
+    return [{"length": batch.scored.shape[1], **row} for row in rows]
 
 
-def _levels(batch: Batch, factor: str, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The factor at every scored place, and where it is known."""
+def _levels(
+    batch: Batch, factor: str, position: Int[np.ndarray, "p"]
+) -> tuple[Int[np.ndarray, "p"], Bool[np.ndarray, "p"]]:
+    """The factor at every scored position, and where it is known."""
     source = "source" if factor == "age" else factor
-    if source not in batch.factors:
-        has = [*batch.factors, *(["age"] if "source" in batch.factors else [])]
-        raise ValueError(f"by={factor!r}: this task's factors are {', '.join(has) or 'none'}")
+    known = [*batch.factors, *(["age"] if "source" in batch.factors else [])]
+    require(source in batch.factors, f"by={factor!r}: this task's factors are {', '.join(known) or 'none'}")
     level = batch.factors[source][batch.scored]
-    return (place - level if factor == "age" else level), level != IGNORE
+    return (position - level if factor == "age" else level), level != IGNORE
 
 
-def _groups(level: np.ndarray, values: int) -> list[np.ndarray]:
-    distinct = np.unique(level)
+def _groups(level: Int[np.ndarray, "p"], known: Bool[np.ndarray, "p"], values: int) -> list[Int[np.ndarray, "g"]]:
+    """Indices of the scored positions with a known level: one group per level, or per bin of levels."""
+    index = np.flatnonzero(known)
+    distinct = np.unique(level[index])
     if len(distinct) <= values:
-        return [np.flatnonzero(level == value) for value in distinct]
-    return bins(level, values)
+        return [index[level[index] == value] for value in distinct]
+    return [index[chosen] for chosen in bins(level[index], values)]

@@ -1,4 +1,4 @@
-"""How long the caches take beside softmax: one thread, float32, ratios of processor time."""
+"""Processor time of the cache policies relative to softmax: one thread, float32."""
 
 import math
 from collections.abc import Callable
@@ -24,18 +24,18 @@ def forward(mixer: Mixer, batch: int, length: int) -> Callable[[], object]:
 
 
 def decode(mixer: Mixer, past: int) -> Callable[[], object]:
-    """Eight tokens, each from the memory of the one before."""
+    """Decodes eight tokens from the state after `past` tokens."""
     x = torch.randn(1, 2, past, 32, generator=torch.Generator().manual_seed(0))
     token = x[:, :, :1]
     with torch.no_grad():
-        _, memory = mixer.parallel(x, x, x, {})
-        memory = {name: part.clone() for name, part in memory.items()}
+        _, filled = mixer.parallel(x, x, x, {})
+        filled = {name: part.clone() for name, part in filled.items()}
 
     @torch.no_grad()
     def run() -> None:
-        now = memory
+        state = filled
         for _ in range(8):
-            _, now = mixer.recurrence(token, token, token, {}, now)
+            _, state = mixer.recurrence(token, token, token, {}, state)
 
     return run
 
@@ -65,4 +65,4 @@ def test_decoding_from_a_static_cache_is_flat(policy):
 def test_decoding_from_softmax_grows_linearly():
     mixer = Softmax(d_model=64, heads=2)
     short, long = seconds(decode(mixer, 8192), decode(mixer, 65536), times=10)
-    assert 0.8 < math.log(long / short, 8) < 1.35  # the caches of a processor make the longer one a little worse
+    assert 0.8 < math.log(long / short, 8) < 1.35  # the longer one misses the processor's caches more often

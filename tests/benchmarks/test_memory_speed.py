@@ -1,4 +1,7 @@
-"""How long the memories take beside causal softmax attention: one thread, float32, ratios of processor time."""
+"""The time of mechanisms with a matrix state relative to causal softmax attention: one thread, float32.
+
+All limits are ratios of processor times that were measured in turn.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -34,7 +37,9 @@ def softmax(length: int) -> Callable[[], object]:
     return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
 
 
-def memory(kind: type[MatrixMemory], length: int, form: str = "parallel", batch: int = BATCH) -> Callable[[], object]:
+def mechanism(
+    kind: type[MatrixMemory], length: int, form: str = "parallel", batch: int = BATCH
+) -> Callable[[], object]:
     """Forward and backward of the mechanism alone, its gates given."""
     mixer = kind(d_model=HEADS * WIDTH, heads=HEADS)
     q, k, v = inputs(length, batch)
@@ -47,9 +52,9 @@ def memory(kind: type[MatrixMemory], length: int, form: str = "parallel", batch:
 @cache
 def ratios(length: int) -> dict[type, float]:
     kinds = [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7]
-    runs = [softmax(length), *(memory(kind, length) for kind in kinds)]
-    attention, *memories = seconds(*runs, times=8 if length < 1000 else 3)
-    return {kind: taken / attention for kind, taken in zip(kinds, memories, strict=True)}
+    runs = [softmax(length), *(mechanism(kind, length) for kind in kinds)]
+    attention, *mechanisms = seconds(*runs, times=8 if length < 1000 else 3)
+    return {kind: taken / attention for kind, taken in zip(kinds, mechanisms, strict=True)}
 
 
 @pytest.mark.parametrize(
@@ -65,20 +70,22 @@ def ratios(length: int) -> dict[type, float]:
         (GatedDelta, 4096, 0.6),
     ],
 )
-def test_beside_softmax(kind, length, limit):
+def test_relative_to_softmax(kind, length, limit):
     assert ratios(length)[kind] <= limit
 
 
 @pytest.mark.parametrize("length", [512, 4096])
 @pytest.mark.parametrize(("kind", "scalar"), [(GLA, GatedLinear), (KDA, GatedDelta)])
-def test_a_decay_a_channel_beside_one_decay(kind, scalar, length):
+def test_a_decay_per_channel_relative_to_one_decay(kind, scalar, length):
     assert ratios(length)[kind] <= 2 * ratios(length)[scalar]
 
 
 @pytest.mark.parametrize("length", [512, 4096])
-def test_rwkv7_beside_one_decay(length):
-    """Its erasing keys are its own, so that it needs twice the products of gated delta: held against the same update
-    with one decay. Gated delta itself is up to 3.2 times as fast."""
+def test_rwkv7_relative_to_one_decay(length):
+    """It erases along a key of its own and so needs twice the products of gated delta.
+
+    Gated delta is up to 3.2 times as fast; rwkv7 is compared with the same update under one decay, too.
+    """
     q, k, v = inputs(length)
     a = torch.rand_like(k).requires_grad_()
     start, d = torch.zeros(BATCH, HEADS, WIDTH, WIDTH), torch.randn_like(v)
@@ -94,8 +101,8 @@ def test_rwkv7_beside_one_decay(length):
 
 @pytest.mark.parametrize("kind", [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
 def test_linear_in_length(kind):
-    """In time; in memory by what autograd keeps, from which the peak is made."""
-    short, long = seconds(memory(kind, 4096, batch=2), memory(kind, 8192, batch=2), times=4)
+    """Time, and the memory that autograd keeps for the backward pass, which makes up most of the peak."""
+    short, long = seconds(mechanism(kind, 4096, batch=2), mechanism(kind, 8192, batch=2), times=4)
     assert long <= 2.2 * short
     assert kept(kind, 8192) <= 2.2 * kept(kind, 4096)
 
@@ -119,18 +126,18 @@ def kept(kind: type[MatrixMemory], length: int) -> int:
 
 @pytest.mark.parametrize("kind", [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
 def test_five_times_faster_than_a_loop_of_steps(kind):
-    parallel, loop = seconds(memory(kind, 512), memory(kind, 512, "run_recurrence"), times=2)
+    parallel, loop = seconds(mechanism(kind, 512), mechanism(kind, 512, "run_recurrence"), times=2)
     assert 5 * parallel <= loop
 
 
 def test_log_linear_is_subquadratic():
-    short, long = seconds(memory(LogLinear, 1024, batch=2), memory(LogLinear, 4096, batch=2), times=4)
+    short, long = seconds(mechanism(LogLinear, 1024, batch=2), mechanism(LogLinear, 4096, batch=2), times=4)
     assert long <= 4 * 1.3 * short
 
 
 @pytest.mark.parametrize("kind", [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
 def test_decoding_is_flat(kind):
-    """A token costs the same behind a thousand and behind 64 thousand."""
+    """A token takes as long after 64 thousand tokens as after one thousand."""
     mixer = kind(d_model=HEADS * WIDTH, heads=HEADS)
     x = torch.randn(1, 65536, HEADS * WIDTH, generator=torch.Generator().manual_seed(0))
     token = x[:, :1]

@@ -1,6 +1,6 @@
-"""Data must cost next to nothing: every task against the training step that uses it, and one large sample.
+"""Time to sample a batch of every task, relative to the training step that uses it, and time of one large sample.
 
-Times are the processor's, so that a busy machine does not change them. Run with `pytest tests/benchmarks`.
+Processor time is measured, which a busy machine changes little. Run with `pytest tests/benchmarks`.
 """
 
 import subprocess
@@ -20,11 +20,11 @@ from torch import nn
 CONF = Path(__file__).parents[2] / "conf"
 TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
 SHARE = 0.05
-"""Of the training step: what a batch may cost."""
+"""Largest time to sample a batch, as a share of the training step."""
 
 
 class Step:
-    """A training step in plain torch.nn: two layers of softmax attention of width 64, read out where scored."""
+    """A training step in plain torch.nn: two layers of softmax attention of width 64, the loss at scored positions."""
 
     def __init__(self, task, batch):
         width = 64
@@ -50,7 +50,7 @@ class Step:
 
 
 def fastest(*calls, rounds=30):
-    """The least processor seconds of each call, taken in turns."""
+    """The least processor time of each call in seconds; the calls take turns."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for i, call in enumerate(calls):
@@ -62,13 +62,13 @@ def fastest(*calls, rounds=30):
 
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch):
-    """Shapes are checked while tests run, and not when anybody else does."""
+    """Turns off the shape checks of the tests, which users do not run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("name", TASKS)
-def test_a_batch_costs_little_of_its_step(name, factor):
+def test_sampling_takes_a_small_share_of_a_step(name, factor):
     torch.set_num_threads(1)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         task = instantiate(compose("config", [f"task={name}"]).task)
@@ -80,7 +80,7 @@ def test_a_batch_costs_little_of_its_step(name, factor):
 
 
 def test_many_long_sequences():
-    """100,000 of mqar, n = 512, V = 8192, at the fewest and the most pairs: under 3 s and 1 GiB."""
+    """100,000 of mqar, n = 512, V = 8192, at the fewest and the most pairs: less than 3 s and 1 GiB."""
     code = """
 import re, time
 from pathlib import Path
@@ -89,7 +89,7 @@ from recall_lab.task.mqar import MQAR
 for pairs in (8, 64, 128):
     start = time.process_time()
     batch = MQAR(vocab=8192, length=512, pairs=pairs).sample(100_000, np.random.default_rng(0))
-    # Not getrusage: its maximum is handed down from the process that started this one.
+    # Not getrusage: its maximum is inherited from the parent process.
     peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
     print(pairs, time.process_time() - start, peak / 2**20)
     del batch

@@ -1,0 +1,180 @@
+"""Condition, replicate, circumstance: which runs are averaged, and what a series is called."""
+
+import copy
+
+import pandas as pd
+import pytest
+from conftest import CONF
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recall_lab import files, folders, results
+from recall_lab.cli.base import compose, resolved
+from recall_lab.series import condition, series
+
+TRAINING = ["probe=[retrieval,state_retention]"]
+ORACLE = ["oracle=random", "probe=[state_retention,cost]", "+oracle.gates.beta=1"]
+MIXERS = sorted(
+    path.relative_to(CONF / "mixer").with_suffix("").as_posix() for path in (CONF / "mixer").rglob("*.yaml")
+)
+
+
+def settings_of(*overrides: str, mixer: str = "delta_rule") -> dict:
+    return resolved(compose([f"mixer={mixer}", *overrides]), {"task": "mqar", "mixer": mixer})
+
+
+def write(sweep, name: str, config: dict, value: float = 0.5, started: str = "2026-01-01", **facts) -> None:
+    """A finished run without any training: one score, and one row of each probe."""
+    run = sweep / name
+    run.mkdir(parents=True)
+    (sweep / folders.MARK).touch()
+    folders.write_config(run, config)
+    status = {"format": folders.FORMAT, "state": "finished", "started": started, "sweep": "", "seconds": 1.0,
+              "git": "", "version": "", "torch": "", "numpy": "", "python": "", "device": "cpu",
+              "threads": config["threads"], **facts}  # fmt: skip
+    files.write_json(run / "status.json", status)
+    rows = [{"split": "probe", "metric": "top1", "value": value, "probe": probe} for probe in config["probe"] or {}]
+    rows.append({"split": "test", "metric": "accuracy", "value": value})
+    files.write_json(
+        run / "rows.json", {"format": folders.FORMAT, "rows": [{"task.length": 64, **row} for row in rows]}
+    )
+
+
+def leaves(config: dict, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for key, value in config.items():
+        inner = leaves(value, (*prefix, key)) if isinstance(value, dict) and value else []
+        found += inner or [(*prefix, key)]
+    return found
+
+
+def changed(config: dict, path: tuple[str, ...]) -> dict:
+    """The same settings with another value of one key."""
+    made = copy.deepcopy(config)
+    part = made
+    for key in path[:-1]:
+        part = part[key]
+    value = part[path[-1]]
+    other = {bool: lambda x: not x, int: lambda x: x + 1, float: lambda x: x + 0.001}.get(
+        type(value), lambda x: "other"
+    )
+    part[path[-1]] = other(value)
+    return made
+
+
+LISTED = {*results.REPLICATES, *results.CIRCUMSTANCES, *results.CELLS}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_no_setting_can_be_averaged_away(mixer, tmp_path):
+    """Two runs that differ in one key alone never share a series, unless the key is on a list."""
+    for number, overrides in enumerate((TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,)):
+        config = settings_of(*overrides, mixer=mixer)
+        for index, path in enumerate(leaves(config)):
+            name = ".".join(path)
+            if mixer not in ("delta_rule", "hybrid") and path[0] != "mixer":
+                continue
+            sweep = tmp_path / f"{number}-{index}"
+            write(sweep, "a", config)
+            write(sweep, "b", changed(config, path))
+            if name in LISTED:
+                assert not name.startswith(("mixer.", "model.", "task.", "oracle.", "probe."))
+                continue
+            table = results.collect(sweep)
+            if path[0] == "probe":
+                table = table[table["probe"] == path[1]]
+            elif name == "test.probe_sequences":
+                table = table[table["split"] == "probe"]
+            assert table["series"].nunique() == 2, name
+            if name not in results.SELECTED:
+                continue
+            alone = results.select(pd.concat([table, table.assign(split="validation")]), results.SELECTED)
+            assert alone["series"].nunique() == 1, name
+
+
+@pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
+def test_listed_settings_make_no_series(key, tmp_path):
+    config = settings_of()
+    write(tmp_path, "a", config)
+    write(tmp_path, "b", changed(config, tuple(key.split("."))))
+    table = results.collect(tmp_path)
+    assert set(table["series"]) == {"delta_rule"}
+    runs = results.summarise(table, ["series", "task.length"])["runs"].tolist()
+    assert runs == ([2] if key in results.REPLICATES else [1])
+
+
+def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
+    """Runs of one seed with one thread and with two are no two seeds."""
+    write(tmp_path, "a", settings_of("threads=1"), value=0.2, started="2026-01-02")
+    write(tmp_path, "b", settings_of("threads=2"), value=0.6, started="2026-01-01")
+    write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
+    (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
+    assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
+    assert results.repeated(tmp_path) == ["b repeats a (threads=2 → 1); the newer is used"]
+
+
+def test_runs_that_differ_in_probes_alone_share_their_scores_series(tmp_path):
+    """The scores do not depend on a probe: one replicate, not two; the probe's own rows tell the settings apart."""
+    write(tmp_path, "a", settings_of("probe=[state_retention]"), value=0.2, started="2026-01-01")
+    write(
+        tmp_path, "b", settings_of("probe=[state_retention]", "probe.state_retention.ridge=0.1"), started="2026-01-02"
+    )
+    table = results.collect(tmp_path)
+    (line,) = results.summarise(table, ["series"]).to_dict("records")
+    assert (line["mean"], line["runs"]) == (0.5, 1)
+    assert set(table.loc[table["split"] == "probe", "series"]) == {"delta_rule ridge=0.001", "delta_rule ridge=0.1"}
+
+
+def test_a_mean_over_different_settings_is_refused(tmp_path):
+    write(tmp_path, "a", settings_of("train.clip=1"))
+    write(tmp_path, "b", settings_of("train.clip=2"))
+    table = results.collect(tmp_path)
+    assert set(table["series"]) == {"delta_rule clip=1", "delta_rule clip=2"}
+    with pytest.raises(ValueError, match="would mix runs of different settings: delta_rule clip=1; delta_rule clip=2"):
+        results.summarise(table, ["mixer"])
+
+
+def test_names_are_short_and_numbers_plain(tmp_path):
+    cells = ["train.cells=[{length: 16, pairs: 4}, {length: 128, pairs: 32}]", "train.cells=[{length: 16, pairs: 4}]"]
+    write(tmp_path, "a", settings_of("train.weight_decay=0.10", cells[0]))
+    write(tmp_path, "b", settings_of("train.weight_decay=0.001", cells[1]))
+    write(tmp_path, "c", settings_of("train.weight_decay=0.001", cells[1], "model._target_=mine.model.Mine"))
+    assert sorted(set(results.collect(tmp_path)["series"])) == [
+        "delta_rule model=Mine weight_decay=0.001",
+        "delta_rule model=Model weight_decay=0.001",
+        "delta_rule model=Model weight_decay=0.1",
+    ]
+    write(tmp_path, "d", settings_of("train.weight_decay=0.001", cells[0], "model._target_=mine.model.Mine"))
+    names = set(results.collect(tmp_path)["series"])
+    assert len(names) == 4
+    assert all(len(name) < 90 for name in names)
+    assert any("cells=(length 16–128, pairs 4–32 #" in name for name in names)
+
+
+def test_a_hybrid_is_named_by_its_parts(tmp_path):
+    write(tmp_path, "a", settings_of(mixer="hybrid"))
+    write(tmp_path, "b", settings_of("mixer@mixer.first=window", mixer="hybrid"))
+    assert set(results.collect(tmp_path)["series"]) == {"hybrid(delta_rule, softmax)", "hybrid(window, softmax)"}
+
+
+def test_an_axis_is_no_part_of_the_name():
+    widths = pd.DataFrame([{"mixer.d_key": d, "mixer.d_value": d, "mixer.heads": h} for d in (8, 16) for h in (1, 2)])
+    table = widths.assign(mixer="linear", task="mqar")
+    assert series(table).nunique() == 4
+    assert set(series(table, axis=["mixer.d_key"])) == {"linear heads=1", "linear heads=2"}
+
+
+values = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(-1, 1), st.sampled_from(["1", "a", "a.b"]))
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.lists(st.tuples(values, values, st.sampled_from("xy")), min_size=1, max_size=6))
+def test_names_and_conditions_agree(rows):
+    """Two runs have the same name exactly if all their settings are the same, whatever the values are."""
+    table = pd.DataFrame(
+        [{"mixer": mixer, "task": "t", "run": str(i), "mixer.a": pd.NA if a is None else a, "train.b": b}
+         for i, (a, b, mixer) in enumerate(rows)], dtype=object
+    )  # fmt: skip
+    pairs = pd.DataFrame({"name": series(table), "condition": condition(table)})
+    assert pairs.groupby("name")["condition"].nunique().max() == 1
+    assert pairs.groupby("condition")["name"].nunique().max() == 1
