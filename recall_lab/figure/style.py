@@ -78,7 +78,7 @@ def mechanism(series: str) -> str:
     return re.split("[ /]", series, maxsplit=1)[0]
 
 
-def rank(series: str) -> tuple:
+def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]:
     """Sorting key of a series: known mechanisms first, then by name, variant and settings, numbers by their size."""
     name = mechanism(series)
     known = list(FIXED)

@@ -57,7 +57,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     yield "window_coverage", made
 
 
-def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple, style.Colour]) -> None:
+def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[float, ...], style.Colour]) -> None:
     """Both panels of one convolution: points and law over w, points against the law."""
     for cell, colour in colours.items():
         own = part[(part[CELL] == list(cell)).all(axis=1)].sort_values(BUDGET)
