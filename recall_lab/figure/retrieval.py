@@ -11,8 +11,7 @@ from recall_lab.results import SCORES, summarise
 
 LENGTH = "task.length"
 PANELS = 12
-"""Panels of one figure; where combinations of parameters are more, accuracy is averaged over some and the title says
-so."""
+"""Most panels of one figure. With more combinations of parameters, accuracy is averaged over some, named in the title."""
 ACROSS = 4
 """Panels in a row."""
 

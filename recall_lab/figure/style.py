@@ -109,11 +109,11 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
     found = {}
     for name in dict.fromkeys(map(mechanism, names)):
         own = [one for one in names if mechanism(one) == name]
-        number = unknown.index(name) if name in unknown else 0
-        colour, marker = FIXED.get(name, (OTHERS[number % len(OTHERS)], MARKERS[number % len(MARKERS)]))
+        index = unknown.index(name) if name in unknown else 0
+        colour, marker = FIXED.get(name, (OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]))
         markers = [marker, *(other for other in MARKERS if other != marker)]
-        for place, one in enumerate(own):
-            found[one] = Look(_shade(colour, place, len(own)), markers[place % len(markers)])
+        for number, one in enumerate(own):
+            found[one] = Look(_shade(colour, number, len(own)), markers[number % len(markers)])
     return found
 
 
