@@ -77,7 +77,7 @@ def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[st
 
 
 def replicates(points: pd.DataFrame, drawn: str = "") -> str:
-    """The note on the points: over how many seeds each is the mean, and which interval is drawn (as a band, as bars)."""
+    """The note on points: over how many seeds each is the mean, and which interval is drawn (as a band, as bars)."""
     least, most = int(points["runs"].min()), int(points["runs"].max())
     interval = (points["high"] > points["low"]).any()
     if most == 1:

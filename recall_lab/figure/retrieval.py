@@ -11,7 +11,7 @@ from recall_lab.results import SCORES, summarise
 
 LENGTH = "task.length"
 PANELS = 12
-"""Most panels of one figure. With more combinations of parameters, accuracy is averaged over some, named in the title."""
+"""Most panels of one figure. With more combinations of parameters, accuracy is averaged over those in the title."""
 ACROSS = 4
 """Panels in a row."""
 
