@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import jinja2
 import pandas as pd
-from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
@@ -25,12 +24,12 @@ WIDE = 12
 """Columns up to which a grid has one line per series; a wider one is transposed."""
 
 PROVENANCE = ["git", "version", "torch", "numpy", "python", "device", "threads"]
-"""What is known of the revision and machine of a run."""
+"""Columns with the revision, the versions and the machine of a run."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `make` has to say."""
+    """The result of `make`."""
 
     text: str
     """For a terminal: the grids, runs that are missing or replaced, what failed, and the path of the page."""
@@ -50,7 +49,9 @@ def make(folder: Path) -> Report:
     chosen = results.select(table, over)
     failed: list[str] = []
     (folder / "figure").mkdir(exist_ok=True)
-    images = _images(folder / "figure", pd.concat([chosen, _curves(folder, chosen)]), failed)
+    drawn = pd.concat([chosen, _curves(folder, chosen)])
+    drawn.attrs["selected"] = over
+    images = _images(folder / "figure", drawn, failed)
     grids = _grids(chosen, failed)
     missing = _missing(folder)
     page = folder / "report.html"
@@ -164,9 +165,9 @@ def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     yield f"{task}: {score} on the test stream{interval}", grid.T if grid.shape[1] > WIDE else grid
 
 
-def _html(grid: pd.DataFrame) -> Markup:
+def _html(grid: pd.DataFrame) -> str:
     """The grid as an HTML table. pandas escapes its text."""
-    return Markup(grid.to_html(border=0))
+    return str(grid.to_html(border=0))
 
 
 def _missing(folder: Path) -> list[str]:
@@ -180,8 +181,8 @@ def _missing(folder: Path) -> list[str]:
     return lines + results.repeated(folder)
 
 
-def _provenance(table: pd.DataFrame) -> Markup:
+def _provenance(table: pd.DataFrame) -> str:
     """Number of runs and seconds per revision, versions and machine, as an HTML table."""
     groups = table.drop_duplicates("run").groupby(PROVENANCE, dropna=False)
     facts = groups["seconds"].agg(runs="size", seconds="sum").reset_index()
-    return Markup(facts.to_html(border=0, index=False))
+    return str(facts.to_html(border=0, index=False))

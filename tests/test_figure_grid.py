@@ -86,6 +86,18 @@ def test_phase_diagrams_share_their_cells():
     assert [tick.get_text() for tick in delta.get_xticklabels()] == ["8", "16", "32"]
 
 
+@pytest.mark.parametrize("selected", ["train.lr", "train.clip"])
+def test_what_was_chosen_on_validation_is_no_part_of_a_name(selected):
+    """Each width has its own best value; the panels are the mechanisms all the same."""
+    table = phase_diagram((8, 16, 32))
+    table[selected] = table["mixer.d_key"] / 1000
+    table = named(table)
+    if selected != "train.lr":
+        table.attrs["selected"] = (selected,)
+    figure = drawn(recall_phase_diagram, pd.concat(part for _, part in table.groupby("task")))["recall_phase_diagram"]
+    assert [ax.get_title() for ax in panels(figure)[:2]] == ["linear", "delta_rule"]
+
+
 WINDOWS = [{"vocab": 256, "length": 64, "pairs": pairs, "gap_exponent": 0.01} for pairs in (4, 8)]
 
 

@@ -35,7 +35,7 @@ FIGURES = [
     "cost",
 ]
 PROBES = {
-    state_retention: {"read": "all", "age_bins": 6, "age_reads": 0, "lags": ()},
+    state_retention: {"at": (0.25, 0.5, 1.0), "age_bins": 6, "age_reads": 0, "lags": ()},
     effective_attention: {"token_bins": 5, "matrix": True},
     dynamic_access: {"sequences": 1, "subsets": (2, 4)},
     cost: {"lengths": (128, 256), "timed": False},
@@ -44,7 +44,7 @@ PROBES = {
 
 def rows(mixer, seed=0, **oracle):
     torch.manual_seed(0)
-    made = Oracle(**{"candidates": 256, "reads": 64} | oracle)
+    made = Oracle(**{"candidates": 256, "reads": 2048} | oracle)
     make = hydra.utils.instantiate(config(f"mixer={mixer}").mixer)
     trace = made.trace(made.mixer(make), np.random.default_rng(seed))
     settings = flatten({"oracle": {"d_key": made.d_key, "candidates": made.candidates} | oracle})
@@ -63,7 +63,7 @@ def table():
     found += rows("delta_rule", d_key=8, pairs=32, gates={"beta": 0.1})
     found += rows("delta_rule", d_key=8, pairs=32, gates={"beta": 1.0})
     found += rows("gated_linear", d_key=8, pairs=32, gates={"log_decay": -0.2})
-    return named(pd.DataFrame(found).rename(columns={"place": "position"}))
+    return named(pd.DataFrame(found))
 
 
 @pytest.fixture(scope="module")

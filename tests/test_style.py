@@ -38,7 +38,7 @@ def test_settings_make_one_ramp_by_value():
     assert len({look.marker for look in found.values()}) == 8
 
 
-def test_variants_and_two_settings_are_told_apart():
+def test_variants_and_two_settings_look_different():
     series = [
         "gated_linear",
         "gated_linear/fixed_decay",

@@ -1,4 +1,4 @@
-"""Accuracy by a property of the single answers: the age of what is asked, its depth, how often it was rebound …"""
+"""Accuracy by a property of each answer: its age, its depth, the number of rebindings of its key."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from recall_lab.figure import base, style
 from recall_lab.results import average
@@ -19,9 +20,9 @@ LAWS = {"rebindings": ("dashed: all values of a key weigh alike", lambda times: 
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("accuracy_by_FACTOR_TASK", figure) for every factor that the probe retrieval was asked for.
+    """("accuracy_by_FACTOR_TASK", figure) for every factor by which the probe retrieval split its answers.
 
-    All test cells of a run are pooled, each answer counting once; band: interval, where a point stands on at least
+    All test cells of a run are pooled and each answer counts once. Band: interval, for points with at least
     `style.FEW` answers.
     """
     split = table[table["metric"].str.startswith(METRIC)]
@@ -72,6 +73,8 @@ def _axes(ax: Axes, values: pd.Series, factor: str) -> None:
     if positive:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=bool(values.max() > 1)))
     ax.set_xlabel({"age": "age (tokens from the answer's position to the query)"}.get(factor, factor))
     ax.set_ylabel("accuracy per scored token")
     style.accuracy_axis(ax)

@@ -12,9 +12,11 @@ from recall_lab.figure import style
 def along(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
     """The table with its series named anew: settings in `axis` are an axis of the figure, not part of a name.
 
-    Neither are settings that were chosen on validation, of which a series has one value at each point of the axis.
+    Neither are settings that were chosen on validation (table.attrs["selected"]): at each point of the axis a series
+    has one value of them.
     """
-    return table.assign(series=results.series(table, axis=(*axis, *results.SELECTED))) if len(table) else table
+    selected = table.attrs.get("selected", results.SELECTED)
+    return table.assign(series=results.series(table, axis=(*axis, *selected))) if len(table) else table
 
 
 def by_width(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
@@ -75,7 +77,7 @@ def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[st
 
 
 def replicates(points: pd.DataFrame, drawn: str = "") -> str:
-    """What a point is, in words: a mean of how many seeds, and which interval is drawn (as a band, as bars)."""
+    """The note on points: over how many seeds each is the mean, and which interval is drawn (as a band, as bars)."""
     least, most = int(points["runs"].min()), int(points["runs"].max())
     interval = (points["high"] > points["low"]).any()
     if most == 1:

@@ -61,7 +61,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
             ScalarMappable(Normalize(-1, 1), "RdBu_r"), ax=list(axes.flat), shrink=0.7, ticks=[-1, 0, 1]
         )
         bar.ax.set_yticklabels(["−", "0", "+"])
-        bar.set_label("weight, relative to the panel's largest")
+        bar.set_label("weight / largest")
         marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
         title = f"{task}: effective attention" + ("; circles: position of the answer" if marked else "")
         if "block" in part and part["block"].max() > 1:
@@ -85,12 +85,14 @@ def _panel(ax: Axes, run: pd.DataFrame) -> None:
         matrix / limit, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest", aspect="equal",
         extent=(-0.5, edge, edge, -0.5),
     )  # fmt: skip
-    asked = run.drop_duplicates("query")
-    asked = asked[asked["source"] >= 0]
+    answered = run.drop_duplicates("query")
+    answered = answered[answered["source"] >= 0]
     # Where most positions are queries, marking all of them would hide the weights.
-    if len(asked) <= size / 2:
-        ax.scatter(asked["source"], asked["query"], s=14, facecolors="none", edgecolors="black", linewidths=0.6)
-        ax.scatter(np.full(len(asked), edge + block), asked["query"], s=9, marker="<", color="black", clip_on=False)
+    if len(answered) <= size / 2:
+        ax.scatter(answered["source"], answered["query"], s=14, facecolors="none", edgecolors="black", linewidths=0.6)
+        ax.scatter(
+            np.full(len(answered), edge + block), answered["query"], s=9, marker="<", color="black", clip_on=False
+        )
     ax.set_xlim(-0.5, edge)
     ax.set_ylim(edge, -0.5)
     for side in ("top", "right"):

@@ -17,7 +17,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """("retention_TASK_dWIDTH", figure) per task (the oracle counts as one) and key width: top-1 and cosine of keyed
     read-outs by age, at the largest number of pairs written.
 
-    Bands: interval, where a point stands on at least `style.FEW` reads. Dashed: the closed form, for runs of the oracle
+    Bands: interval, for points with at least `style.FEW` reads. Dashed: the closed form, for runs of the oracle
     that have one. On the axis, filled triangles: age at which the measured curve first falls to half of its start;
     hollow ones: predicted lifetime of a pair.
     """

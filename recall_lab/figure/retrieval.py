@@ -11,8 +11,7 @@ from recall_lab.results import SCORES, summarise
 
 LENGTH = "task.length"
 PANELS = 12
-"""Panels of one figure; where combinations of parameters are more, accuracy is averaged over some and the title says
-so."""
+"""Most panels of one figure. With more combinations of parameters, accuracy is averaged over those in the title."""
 ACROSS = 4
 """Panels in a row."""
 
@@ -102,6 +101,7 @@ def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: lis
                 _panel(ax, part, axis, {name: looks[name] for name in names})
                 ax.set_title(title, fontsize="medium", pad=18)
                 ax.tick_params(labelleft=True)
+            style.same_range([ax for ax in rows.flat if ax.axison])
             for ax in rows[:, 0]:
                 ax.set_ylabel("R²" if continuous else "accuracy per scored token")
             style.legend(rows[0, -1], {name: labels[name] for name in names}, looks, note)

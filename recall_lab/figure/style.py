@@ -78,7 +78,7 @@ def mechanism(series: str) -> str:
     return re.split("[ /]", series, maxsplit=1)[0]
 
 
-def rank(series: str) -> tuple[object, ...]:
+def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]:
     """Sorting key of a series: known mechanisms first, then by name, variant and settings, numbers by their size."""
     name = mechanism(series)
     known = list(FIXED)
@@ -109,11 +109,11 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
     found = {}
     for name in dict.fromkeys(map(mechanism, names)):
         own = [one for one in names if mechanism(one) == name]
-        number = unknown.index(name) if name in unknown else 0
-        colour, marker = FIXED.get(name, (OTHERS[number % len(OTHERS)], MARKERS[number % len(MARKERS)]))
+        index = unknown.index(name) if name in unknown else 0
+        colour, marker = FIXED.get(name, (OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]))
         markers = [marker, *(other for other in MARKERS if other != marker)]
-        for place, one in enumerate(own):
-            found[one] = Look(_shade(colour, place, len(own)), markers[place % len(markers)])
+        for number, one in enumerate(own):
+            found[one] = Look(_shade(colour, number, len(own)), markers[number % len(markers)])
     return found
 
 
@@ -205,6 +205,13 @@ def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> Non
         middle, 1.01, note, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize="small",
         color="0.45",
     )  # fmt: skip
+
+
+def same_range(axes: Sequence[Axes]) -> None:
+    """Gives all panels the smallest x range that holds those of each; their ticks stay their own."""
+    low, high = np.array([ax.get_xlim() for ax in axes]).T
+    for ax in axes:
+        ax.set_xlim(low.min(), high.max())
 
 
 def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
