@@ -20,6 +20,7 @@ def draw(make=Linear, seed=0, **fields):
 
 def test_keys_values_and_queries():
     trace = draw(pairs=12, d_key=8, d_value=6, candidates=40, reads=100)
+    assert not trace.o.requires_grad
     assert trace.k.shape == (9, 1, 12, 8)
     assert trace.v.shape == (9, 1, 12, 6)
     assert trace.candidates.shape == (40, 6)
@@ -132,6 +133,7 @@ def test_at_neutral_gates_gated_deltas_are_deltas(name):
         ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9 orthogonal keys do not fit oracle.d_key=8"),
         ({"keys": "gaussian"}, "oracle.keys='gaussian': must be one of random, orthogonal"),
         ({"cosine": 0.5}, "oracle.cosine=0.5 has an effect only with oracle.keys=correlated"),
+        ({"cosine": -0.1, "keys": "correlated"}, "oracle.cosine=-0.1: must be a number of at least 0"),
         ({"cosine": 1, "keys": "correlated"}, "oracle.cosine=1: must be below 1"),
         ({"sharpness": 0}, "oracle.sharpness=0: must be a number above 0"),
         ({"gates": {"beta": float("nan")}}, "oracle.gates.beta=nan: must be a number"),

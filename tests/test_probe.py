@@ -237,3 +237,11 @@ def test_tensors_are_made_on_the_device_of_the_trace(name):
     if m.linear_in_v:
         found += [queries.weights(trace, q, 8), jacobian(trace, q, 8), best_residual(queries.weights(trace, q, 8))]
     assert {x.device.type for x in found} == {"meta"}
+
+
+def test_positions_are_the_ends_of_shares(rng):
+    trace = traced(pairs=16, d_key=8, reads=16)
+    assert base.positions(trace, (0.5, 0.01, 1, 0.25, 0.26)) == [0, 3, 7, 15]
+    for share in (0, -0.5, 1.1):
+        with pytest.raises(ValueError, match="must be shares of the sequence, above 0 and at most 1"):
+            base.positions(trace, (share,))

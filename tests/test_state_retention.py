@@ -156,3 +156,12 @@ def test_a_state_that_nothing_is_written_to(rng):
 def test_options_out_of_range(rng, options, message):
     with pytest.raises(ValueError, match=message):
         retention(traced(pairs=8, d_key=8, reads=16), rng, **options)
+
+
+def test_a_decoder_needs_four_sequences(rng):
+    """At 32 pairs of 8 dimensions; the columns say for which lag."""
+    fields = {"pairs": 32, "d_key": 8}
+    rows = retention(traced(**fields, reads=4 * 32), rng, lags=(1, 40))
+    assert {row["lag"] for row in rows if row["metric"].startswith("decode_")} == {1}
+    with pytest.raises(ValueError, match="needs at least 4 sequences, and there are 3"):
+        retention(traced(**fields, reads=3 * 32), rng, lags=(1,))
