@@ -16,7 +16,7 @@ from typing import TextIO
 
 OPTIONS = [
     "-q",
-    *"-p no:cacheprovider -p no:xdist -p no:unraisableexception".split(),
+    *["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:unraisableexception"],
     "-W",
     "ignore::pytest.PytestAssertRewriteWarning",
 ]
