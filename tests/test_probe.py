@@ -28,7 +28,7 @@ from recall_lab.task.paired_recall import PairedRecall
 
 @pytest.mark.parametrize("name", LINEAR_IN_V)
 def test_weights_of_many_queries_are_those_of_each_alone(name):
-    """At one place and history, against the whole sequence run again with that query at its end."""
+    """At one position and history, against a run of the full sequence with that query at its end."""
     m = mixer(name, d_model=16, d_key=8, d_value=8, heads=2).double()
     x = torch.randn(2, 9, 16, dtype=torch.double)
     q, k, v, gates, _ = m.project(x)

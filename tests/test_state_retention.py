@@ -70,7 +70,7 @@ def test_read_asked_queries_the_asked_keys_only(rng):
     source[:, 10], source[:, 12] = 3, 3
     rows = retention(replace(trace, source=source), rng, read="asked", age_bins=4)
     (top1,) = (row for row in rows if row["metric"] == "top1")
-    assert (top1["count"], top1["pairs"]) == (len(trace.q), 16)  # one read a sequence, of a memory that holds 16
+    assert (top1["count"], top1["pairs"]) == (len(trace.q), 16)  # one read per sequence, of a state that holds 16
     assert [row["age"] for row in rows if row["metric"] == "top1_by_age"] == [12]
     with pytest.raises(ValueError, match="read='some': must be one of all, asked"):
         retention(trace, rng, read="some")
