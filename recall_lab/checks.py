@@ -21,7 +21,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> None:
     require(fits, f"{name}={value!r}: must be a whole number of at least {least}")
 
 
-def number(name: str, value: Any, least: float | None = None, above: float | None = None) -> None:
+def number(name: str, value: Any, least: float | int | None = None, above: float | int | None = None) -> None:
     """Raises ValueError unless value is a finite number of at least `least`, or greater than `above`."""
     fits = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     fits = fits and (least is None or float(value) >= least) and (above is None or float(value) > above)

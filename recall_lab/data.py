@@ -32,12 +32,13 @@ def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Gene
     return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
 
 
-def training_cells(task: Task, cells: Grid | None) -> list[Cell]:
+def training_cells(task: Task, cells: Grid | None, warn: bool = True) -> list[Cell]:
     """The cells trained on, in turn: those given, or the task at 1/8, 1/4 and 1/2 of its size and at its full size.
 
-    Of the derived cells, those that are impossible for the task are left out.
+    Of the derived cells, those that are impossible for the task are left out; unless `warn` is False, a warning in the
+    log gives the reason.
     """
-    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1)) if cells is None else _listed(task, cells)
+    return _derived(task, (1 / 8, 1 / 4, 1 / 2, 1), warn) if cells is None else _listed(task, cells)
 
 
 def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
@@ -50,10 +51,10 @@ def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell
     return trained + [cell for cell in _derived(task, (2, 4)) if cell not in trained]
 
 
-def _derived(task: Task, factors: tuple[float | int, ...]) -> list[Cell]:
+def _derived(task: Task, factors: tuple[float | int, ...], warn: bool = True) -> list[Cell]:
     """The possible ones of the task's cells at these factors; a warning names each that is impossible."""
     scaled = task.scaled(factors)
-    for reason in scaled.impossible:
+    for reason in scaled.impossible if warn else ():
         log.warning("a cell of the derived grid is left out: %s", reason)
     return scaled.cells
 

@@ -23,7 +23,7 @@ from recall_lab.mixer.neutral import answers_one_pair, keeps_first_pair, number_
 MAPPED = ("relu", "elu+1", "softplus")
 """Feature maps that the keys can be drawn through."""
 
-Vectors = Float[np.ndarray, "b t d"]
+Keys = Float[np.ndarray, "b n k"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class Oracle:
 
     def _writes(
         self, sequences: int, rng: np.random.Generator
-    ) -> tuple[Vectors, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
+    ) -> tuple[Keys, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
         """The keys (b n k), and for every position which of them is written (b t), and with which candidate (b t)."""
         n = self._pairs
         key = self._keys(1 if self.shared_keys else sequences, rng)
@@ -170,7 +170,7 @@ class Oracle:
         value = np.concatenate([np.tile(drawn[:, :n], self.passes), drawn[:, n:]], axis=1)
         return key, np.concatenate([each, again], axis=1), value
 
-    def _keys(self, sequences: int, rng: np.random.Generator) -> Vectors:
+    def _keys(self, sequences: int, rng: np.random.Generator) -> Keys:
         x = rng.standard_normal((sequences, self._pairs, self.d_key))
         if self.keys == "orthogonal":
             x = np.linalg.qr(x.swapaxes(1, 2))[0].swapaxes(1, 2)

@@ -87,7 +87,8 @@ def _code(text: str) -> str:
         cells = pd.DataFrame(json.loads(text)).select_dtypes("number")
     except ValueError:
         return digest
-    ranges = [f"{name} {values.min():g}–{values.max():g}" for name, values in cells.items()]
+    limits = {name: sorted({values.min(), values.max()}) for name, values in cells.items()}
+    ranges = [f"{name} {'–'.join(f'{value:g}' for value in limit)}" for name, limit in limits.items()]
     return f"({', '.join([*ranges, digest])})"
 
 
@@ -116,8 +117,9 @@ def _names_a_part(column: str) -> bool:
 
 def _word(column: str, columns: list[str]) -> str:
     """The last part of a setting's name, or all of it where two settings would share that part."""
-    last = column.rpartition(".")[2]
-    last = {"_target_": column.split(".")[-2]}.get(last, last)
+    parent, _, last = column.rpartition(".")
+    if last == "_target_":
+        return parent.rpartition(".")[2]
     return column if sum(other.rpartition(".")[2] == last for other in columns) > 1 else last
 
 

@@ -149,7 +149,7 @@ def train(
 
     Raises NotFinite, naming the step, when a loss is not finite.
     """
-    cells = training_cells(task, training.cells)
+    cells = training_cells(task, training.cells, warn=False)  # whoever derives the test cells has logged them
     optimizer = torch.optim.AdamW(
         parameter_groups(model, training.weight_decay), lr=training.lr, fused=device.type in ("cpu", "cuda")
     )

@@ -97,11 +97,15 @@ class TrainAndTest(Workload):
         for name in ("seed", "data_seed"):
             whole_number(name, getattr(self, name), least=0)
 
+    def untrained(self) -> Model:
+        """The model with the initial weights of `seed`, on the CPU."""
+        torch.manual_seed(self.seed)
+        return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
+
     def run(self, space: Workspace) -> Outcome:
         trained = train.training_cells(self.task, self.train.cells)
         tested = train.test_cells(self.task, self.test.cells, trained)
-        torch.manual_seed(self.seed)
-        model = self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer).to(space.device)
+        model = self.untrained().to(space.device)
         log.info("%s: %d parameters", space.device, sum(p.numel() for p in model.parameters()))
 
         def report(point: Scores) -> None:

@@ -110,3 +110,8 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)

@@ -22,12 +22,10 @@ def test_a_policy_can_be_put_on_trained_softmax(policy):
 
 def test_a_trained_model_changes_its_policy():
     """The weights of a softmax model, loaded into models with other caches."""
-    settings = config("model.layers=2", "model.d_model=16")
     tokens = torch.randint(0, 8, (2, 40), generator=torch.Generator().manual_seed(0))
 
     def model(*overrides: str) -> Model:
-        mixer = instantiate(config(*overrides).mixer)
-        return instantiate(settings.model, vocab=8, mlp=0.0, mixer=mixer, _convert_="all")
+        return Model(8, instantiate(config(*overrides).mixer, _convert_="all"), d_model=16, layers=2)
 
     trained = model("mixer=softmax")
     logits = trained(tokens)

@@ -1,9 +1,6 @@
 """The options, weights and docstrings of every mechanism."""
 
-import ast
 import copy
-import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -136,26 +133,3 @@ def test_weight_decay_touches_weights_of_projections_and_convolutions_only(name,
 
 def test_the_ridge_of_mesa_and_the_biases_of_vector_states_are_exempt():
     assert [build(name).no_weight_decay for name in ("mesa", "rnn", "lstm")] == [("ridge",), ("bias",), ("bias",)]
-
-
-@every_mechanism
-def test_a_mechanism_is_short(name):
-    """At most 40 lines of code without imports and docstrings; longer forms are engine files of their own."""
-    path = Path(inspect.getsourcefile(type(build(name))))
-    assert len(code_lines(path.read_text())) <= 40
-
-
-def code_lines(source: str) -> list[int]:
-    """The numbers of the lines that are not blank, a comment, an import or a string on its own."""
-    without = set()
-    for node in ast.walk(ast.parse(source)):
-        text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        if text or isinstance(node, ast.Import | ast.ImportFrom):
-            without |= set(range(node.lineno, node.end_lineno + 1))
-    lines = enumerate(source.splitlines(), start=1)
-    return [i for i, line in lines if i not in without and line.strip() and not line.strip().startswith("#")]
-
-
-def test_lines_of_code_are_counted_without_docstrings_and_imports():
-    source = '"""A module."""\n\nimport ast\n\nx = 1  # a number\n"""What x is,\nand more."""\n# why\ny = 2\n'
-    assert code_lines(source) == [5, 9]

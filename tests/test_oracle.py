@@ -37,9 +37,9 @@ def test_source_is_the_last_writing_of_a_key():
     trace = draw(pairs=5, d_key=8, passes=3, overwrites=2, reads=400)
     k, source = trace.k[:, 0], trace.source
     same = (k[:, :, None] * k[:, None]).sum(-1) > 0.999
-    asked = same[torch.arange(len(k))[:, None], source]  # b t s: places that hold the key asked for at t
-    place = torch.arange(k.shape[1])
-    last = torch.where(asked & (place <= place[:, None]), place, -1).amax(-1)
+    asked = same[torch.arange(len(k))[:, None], source]  # b t s: positions that hold the key of query t
+    position = torch.arange(k.shape[1])
+    last = torch.where(asked & (position <= position[:, None]), position, -1).amax(-1)
     assert torch.equal(last, source)
     # Every pair is asked for, and as often as any other.
     share = torch.bincount(same[torch.arange(len(k)), -1 - 2 - 5 :][..., :5].float().argmax(-1).flatten())
@@ -127,12 +127,19 @@ def test_at_neutral_gates_gated_deltas_are_deltas(name):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pairs": 0}, "pairs=0: at least 1"),
-        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "pairs=9 orthogonal keys do not fit d_key=8"),
-        ({"keys": "gaussian"}, "keys='gaussian': one of random, orthogonal"),
-        ({"cosine": 0.5}, "cosine=0.5 is for keys=correlated only"),
-        ({"pairs": 4, "overwrites": 5}, "overwrites=5: between 0 and the pairs=4"),
-        ({"pairs": 40, "candidates": 32}, "pairs=40 and overwrites=0 need as many candidates, not 32"),
+        ({"pairs": 0}, "oracle.pairs=0: must be a whole number of at least 1"),
+        ({"d_key": True}, "oracle.d_key=True: must be a whole number of at least 1"),
+        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9 orthogonal keys do not fit oracle.d_key=8"),
+        ({"keys": "gaussian"}, "oracle.keys='gaussian': must be one of random, orthogonal"),
+        ({"cosine": 0.5}, "oracle.cosine=0.5 has an effect only with oracle.keys=correlated"),
+        ({"cosine": 1, "keys": "correlated"}, "oracle.cosine=1: must be below 1"),
+        ({"sharpness": 0}, "oracle.sharpness=0: must be a number above 0"),
+        ({"gates": {"beta": float("nan")}}, "oracle.gates.beta=nan: must be a number"),
+        ({"pairs": 4, "overwrites": 5}, "oracle.overwrites=5: must be at most oracle.pairs, which is 4"),
+        (
+            {"pairs": 40, "candidates": 32},
+            "oracle.candidates=32: must be at least oracle.pairs=40 plus oracle.overwrites=0",
+        ),
     ],
 )
 def test_impossible_sizes(fields, message):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.M))
 
 
@@ -36,9 +36,9 @@ def test_the_task_keeps_the_contract(mine):
     task = importlib.import_module("reversal").Reversal(length=12, letters=5)
     batch = task.sample(50, np.random.default_rng(0))
     assert np.array_equal(task.solve(batch.tokens), batch.targets)
-    rows, places = np.nonzero(batch.scored)
-    assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, places]], batch.targets[rows, places])
-    with pytest.raises(ValueError, match="length=7: an even number"):
+    rows, positions = np.nonzero(batch.scored)
+    assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, positions]], batch.targets[rows, positions])
+    with pytest.raises(ValueError, match="length=7: must be even"):
         task.at(length=7)
 
 
@@ -68,9 +68,24 @@ def test_the_commands_for_ones_own(mine):
     assert Path("outputs/backwards/report.html").exists()
 
 
+def test_the_oracle_judges_the_mixer_by_the_gates_it_declares(mine):
+    """Its state is far from empty: nearly every pair is recalled at a quarter of linear attention's capacity."""
+    from recall_lab.oracle import Oracle
+
+    leaky = importlib.import_module("leaky").Leaky
+    oracle = Oracle(pairs=16, d_key=32, candidates=64, reads=256)
+    trace = oracle.trace(oracle.mixer(leaky), np.random.default_rng(0))
+    answer = (trace.o[:, 0, -1] @ trace.candidates.T).argmax(-1)
+    right = (trace.v[torch.arange(len(answer)), 0, trace.source[:, -1]] @ trace.candidates.T).argmax(-1)
+    assert (answer == right).float().mean() > 0.95
+    leaky.neutral_gates = {}
+    with pytest.raises(ValueError, match=r"Declare Leaky\.neutral_gates = \{'log_decay': …\}"):
+        oracle.trace(oracle.mixer(leaky), np.random.default_rng(0))
+
+
 def test_every_command_shown_parses():
     """Verbs exist, overrides compose; nothing is run."""
-    from recall_lab.run import compose
+    from recall_lab.cli.base import compose
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -196,8 +197,8 @@ def test_a_killed_worker_costs_nobody_else(tmp_path):
     """kill −9 of one worker process of two: every run is finished in the end, by the same command."""
     with background("run", "-m", *TINY, *SLOW_ENOUGH, "seed=0,1,2,3", "hydra.launcher.n_jobs=2", "name=hit") as process:
         started(process, "hit", runs=2)
-        workers = subprocess.check_output(["ps", "-o", "pid=,args=", "--ppid", str(process.pid)], text=True)
-        worker = next(line.split()[0] for line in workers.splitlines() if "LokyProcess" in line)
+        workers = subprocess.check_output(["pgrep", "-P", str(process.pid), "-f", "LokyProcess"], text=True)
+        worker = workers.split()[0]
         os.kill(int(worker), signal.SIGKILL)
         process.wait(timeout=240)
         printed = process.stderr.read()

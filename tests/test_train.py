@@ -13,7 +13,7 @@ from conftest import CPU, TASK, config, names, small_model, small_training
 from torch import nn
 
 import recall_lab.train
-from recall_lab.data import stream
+from recall_lab.data import stream, training_cells
 from recall_lab.mixer.base import ShortConv
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.model import Model
@@ -204,3 +204,11 @@ def test_bf16_and_compile_are_options():
     curve = train(small_model(), TASK, small_training(steps=10, bf16=True), 0, CPU)
     assert np.isfinite(curve[-1]["train_loss"])
     assert curve[-1]["train_loss"] != train(small_model(), TASK, small_training(steps=10), 0, CPU)[-1]["train_loss"]
+
+
+def test_impossible_training_cells_are_logged_once_in_a_run(caplog):
+    """By whoever derives the cells of the run, and not again in training."""
+    training_cells(TASK, None)
+    assert [message.count("length=2, pairs=1: ") for message in caplog.messages] == [1]
+    train(small_model(), TASK, small_training(steps=1), 0, CPU)
+    assert len(caplog.messages) == 1

@@ -38,8 +38,8 @@ def parse(overrides: Iterable[str]) -> list[Override]:
     return OverridesParser.create().parse_overrides(list(overrides))
 
 
-def compose(overrides: Iterable[str], config_dir: str | None = None) -> DictConfig:
-    """The configuration as `recall-lab run` would compose it, for the verbs that run nothing.
+def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra: bool = False) -> DictConfig:
+    """The configuration as `recall-lab run` would compose it; with_hydra: Hydra's own part too, with what was chosen.
 
     Raises ValueError where config_dir is no folder.
     """
@@ -48,7 +48,7 @@ def compose(overrides: Iterable[str], config_dir: str | None = None) -> DictConf
         require(Path(config_dir).is_dir(), f"--config-dir {config_dir}: there is no such folder")
         overrides.append(f"hydra.searchpath=[{quoted('file://' + str(Path(config_dir).absolute()))}]")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", overrides)
+        return hydra.compose("config", overrides, return_hydra_config=with_hydra)
 
 
 def quoted(text: str) -> str:

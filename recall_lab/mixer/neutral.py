@@ -75,23 +75,6 @@ def reads_unmapped_keys(mixer: Mixer, gates: Mapping[str, float]) -> bool:
     )
 
 
-def neutral_fault(mixer: Mixer, least: float = 0.999) -> str | None:
-    """What is wrong with the mixer's neutral gates, in a line that says what to declare; None where nothing is."""
-    gates, name, pairs = mixer.neutral_gates, type(mixer).__name__, min(8, mixer.d_key)
-    cosine = answers_one_pair(mixer, gates)
-    if cosine < least:
-        fault = f"answers one pair alone with something other than its value (cosine {cosine:.3f}, not {least:g})"
-    elif reads_unmapped_keys(mixer, gates) and (kept := keeps_first_pair(mixer, gates, pairs)) < least:
-        fault = f"keeps {kept:.3f} of the first of {pairs} orthogonal pairs, not {least:g}"
-    else:
-        return None
-    declared = ", ".join(f"{gate}={x:g}" for gate, x in gates.items()) or "none"
-    return (
-        f"{name} {fault} at its neutral gates ({declared}): declare in {name}.neutral_gates, for each gate, the value "
-        "at which every pair is written completely and nothing is forgotten, or the nearest value it has"
-    )
-
-
 def _unit(mixer: Mixer, count: int, width: int) -> Float[Tensor, "n h 1 d"]:
     """Random unit vectors per head, the same at every call."""
     generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,97 @@
+"""recall_lab from Python: runs, results, trained models and figures."""
+
+import importlib
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+
+from recall_lab import checkpoint, folders, machine, results, runner
+from recall_lab.building import build
+from recall_lab.cli.base import compose, parse, refuse, resolved
+from recall_lab.mixer.base import Trace
+from recall_lab.model import Model
+from recall_lab.probe.base import trace_model
+from recall_lab.task.base import Batch, Task
+from recall_lab.workload import TrainAndTest
+
+
+def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFrame:
+    """Does one run and returns its rows as a table, as `recall-lab run OVERRIDES` would: in outputs/NAME, resumed or
+    found there if it was done before. `train_and_test("mixer=delta_rule", "task.pairs=16")`.
+
+    Raises ValueError for settings that are impossible or have no effect, RuntimeError where the run failed.
+    """
+    config = compose(overrides, config_dir, with_hydra=True)
+    refuse(config, parse(overrides))
+    parent = Path(str(config.root), str(config.name))
+    folders.claim(parent)
+    settings = resolved(config, dict(config.hydra.runtime.choices))
+    runner.execute(settings, parent)
+    run = parent / runner.identity(settings)
+    state = folders.status(run)
+    if state["state"] not in folders.HAS_ROWS:
+        raise RuntimeError(f"{run} is {state['state']}: {state.get('error', 'another process is working on it')}")
+    table = pd.DataFrame(results.run_rows(run))
+    return table.assign(series=results.series(table))
+
+
+def load(folder: str | Path) -> pd.DataFrame:
+    """The table of all runs in a sweep's folder that have results (see `recall_lab.results`).
+
+    Raises folders.ForeignFolder, a ValueError, where there are none.
+    """
+    return results.collect(Path(folder))
+
+
+class OpenRun:
+    """A finished run, with its task and its trained model.
+
+    config  the settings it used     task   the task it was trained on
+    model   in evaluation mode       table  its rows
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = folders.read_config(self.path)
+        workload = build(self.config)
+        if not isinstance(workload, TrainAndTest):
+            raise ValueError(f"{path} has trained no model")
+        self.task: Task = workload.task
+        device = machine.prepare(self.config["device"], self.config["threads"])
+        self.model: Model = workload.untrained().to(device)
+        self.model.load_state_dict(checkpoint.load(self.path / "checkpoint.pt", device)["model"])
+        self.model.eval()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        return pd.DataFrame(results.run_rows(self.path))
+
+    def trace(self, batch: Batch) -> list[Trace]:
+        """What the mixer of each layer sees and returns on the batch."""
+        return trace_model(self.model, batch)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """The model's logits, b t classes."""
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            return self.model(torch.from_numpy(batch.tokens).to(device))
+
+
+def open_run(path: str | Path) -> OpenRun:
+    """Opens a run's folder. Raises ValueError where the run has trained no model, OSError where files are missing."""
+    return OpenRun(path)
+
+
+def plot(name: str, table: pd.DataFrame) -> dict[str, Figure]:
+    """The figures that recall_lab/figure/NAME.py draws of the table, by name; none where it lacks what they show.
+
+    Raises ValueError where there is no such figure.
+    """
+    try:
+        module = importlib.import_module(f"recall_lab.figure.{name}")
+    except ModuleNotFoundError as error:
+        known = sorted(path.stem for path in (Path(__file__).parent / "figure").glob("*.py") if path.stem[0] != "_")
+        raise ValueError(f"there is no figure {name!r}; there are {', '.join(known)}") from error
+    return dict(module.draw(table))

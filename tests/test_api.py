@@ -1,0 +1,56 @@
+"""recall_lab from Python."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import TINY
+from conftest import CONF
+
+import recall_lab as rl
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+def test_a_run_its_model_and_its_figure():
+    table = rl.train_and_test(*TINY, "mixer=delta_rule", "name=python")
+    assert set(table["mixer"]) == {"delta_rule"}
+    assert {"accuracy", "chance"} <= set(table["metric"])
+    run = rl.open_run(Path("outputs/python") / table["run"].iloc[0])
+    batch = run.task.sample(4, np.random.default_rng(0))
+    (trace,) = run.trace(batch)
+    attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates)
+    assert (attention @ trace.v - trace.o).abs().max() < 1e-5
+    assert run.logits(batch).shape == (4, 16, 32)
+    assert run.config["task"]["pairs"] == 2
+    assert len(run.table) == len(table) == len(rl.load("outputs/python"))
+    assert list(rl.plot("retrieval", rl.load("outputs/python"))) == ["retrieval_mqar"]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="has no effect"):
+        rl.train_and_test("oracle=random", "train.steps=3", "probe=[cost]")
+    with pytest.raises(RuntimeError, match=r"failed: .*pairs=9"):
+        rl.train_and_test(*[word for word in TINY if "pairs" not in word], "task.pairs=9")
+    with pytest.raises(ValueError, match=r"there is no figure 'nothing'; there are .*retrieval"):
+        rl.plot("nothing", pd.DataFrame())
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = rl.nothing
+
+
+def test_importing_it_imports_nothing_heavy():
+    code = "import recall_lab, sys; print(sorted({'torch', 'hydra', 'pandas', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.slow
+def test_what_the_readme_shows_runs():
+    text = (CONF.parent / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^## From Python\n\n```python\n(.*?)^```", text, re.S | re.M)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path("retrieval.png").exists()

@@ -1,0 +1,41 @@
+"""Cost: counted operations and bytes against formulas, and the exponents that follow from them."""
+
+import pytest
+from probes import traced, value
+
+from recall_lab.mixer.delta_rule import DeltaRule
+from recall_lab.mixer.linear import Linear
+from recall_lab.mixer.softmax import Softmax
+from recall_lab.probe.cost import cost
+
+
+def test_cost_exponents(rng):
+    def slope(make, of, **fields):
+        trace = traced(make, pairs=32, d_key=16, reads=32, **fields)
+        return value(cost(trace, rng, lengths=(128, 256, 512), timed=False), "exponent", of=of)
+
+    assert slope(Softmax, "prefill_flops") == pytest.approx(2, abs=0.01)
+    assert slope(Softmax, "decode_flops") == pytest.approx(1, abs=0.02)
+    assert slope(Softmax, "state_bytes") == pytest.approx(1, abs=0.02)
+    for make in (Linear, DeltaRule):
+        assert slope(make, "prefill_flops") == pytest.approx(1, abs=0.01)
+        assert slope(make, "decode_flops") == pytest.approx(0, abs=1e-9)
+        assert slope(make, "state_bytes") == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match="must be at least two different lengths"):
+        cost(traced(pairs=4, d_key=4, reads=4), rng, lengths=(8,))
+
+
+def test_cost_counts_what_the_formulas_say(rng):
+    rows = cost(traced(Softmax, pairs=8, d_key=16, reads=8), rng, lengths=(64, 128), timed=False)
+    assert value(rows, "prefill_flops", length=64) == 2 * 2 * 64 * 64 * 16
+    assert value(rows, "decode_flops", length=64) == 2 * 2 * 65 * 16
+    assert value(rows, "state_bytes", length=64) == 65 * 2 * 16 * 4
+    rows = cost(traced(Linear, pairs=8, d_key=16, reads=8), rng, lengths=(64, 128), timed=False)
+    assert value(rows, "decode_flops", length=64) == 2 * 2 * 16 * 16
+    assert value(rows, "state_bytes", length=64) == 16 * 16 * 4
+
+
+def test_cost_in_time(rng):
+    rows = cost(traced(pairs=8, d_key=8, reads=8), rng, lengths=(32, 64), repeats=1)
+    assert value(rows, "prefill_seconds", length=32) > 0
+    assert value(rows, "decode_seconds", length=64) > 0
