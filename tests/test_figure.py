@@ -194,3 +194,16 @@ def test_the_same_table_draws_the_same_svg(tmp_path):
             figure.savefig(tmp_path / f"{name}.svg", metadata={"Date": None})
         texts.append((tmp_path / f"{name}.svg").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
+
+
+def test_bins_that_differ_from_cell_to_cell_are_pooled():
+    """Mean ages of 13.9 and 14.1 make one point, not a vertical line; depths of 0 and 1/4 stay apart."""
+    facts = {"run": "a", "mixer": "linear", "task": "mqar", "seed": 0, "split": "probe"}
+    ages = [(3.0, 1.0), (13.9, 1.0), (14.1, 0.0)]
+    rows = [{**facts, "metric": "accuracy_by_age", "age": age, "value": value, "count": 60} for age, value in ages]
+    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(rows)))["accuracy_by_age_mqar"])
+    assert np.allclose(lines(ax)["linear"].get_xdata(), [3, 14])
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [1, 0.5])
+    depths = [{**facts, "metric": "accuracy_by_depth", "depth": d, "value": d, "count": 60} for d in (0, 0.25, 1)]
+    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(depths)))["accuracy_by_depth_mqar"])
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [0, 0.25, 1])

@@ -82,6 +82,9 @@ def test_blocks_hold_at_most_ten_series():
     assert [len(block) for block in found] == [8, 7, 8]
     assert [name for block in found for name in block] == series
     assert style.blocks(["linear"]) == [["linear"]]
+    four = [f"{mixer} heads={heads}" for mixer in ("softmax", "linear", "delta_rule") for heads in (1, 2, 4, 8)]
+    assert style.blocks(four) == [four[:8], four[8:]]
+    assert style.blocks([]) == []
 
 
 @pytest.mark.parametrize(

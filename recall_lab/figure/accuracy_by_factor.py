@@ -13,7 +13,8 @@ from recall_lab.results import average
 
 METRIC = "accuracy_by_"
 VALUES = 16
-"""Distinct values of a factor up to which each has its own point; more of them are binned into octaves."""
+"""Distinct values of a factor up to which each has its own point. More of them, and means of bins that differ from cell
+to cell, are put into half octaves, or into tenths where no value exceeds 1."""
 
 LAWS = {"rebindings": ("dashed: all values of a key weigh alike", lambda times: 1 / (1 + times))}
 """Closed form of the accuracy by factor, and what it describes."""
@@ -55,8 +56,11 @@ def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
 def _pooled(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
     """Accuracy per series and value of the factor; the points' x is the mean of the values in a bin."""
     values = rows[factor]
-    binned = values.nunique() > VALUES and values.min() >= 0
-    level = np.floor(np.log2(values + 1)) if binned else values
+    whole = (values == values.round()).all()
+    if values.nunique() <= VALUES and (whole or values.max() <= 1):
+        level = values
+    else:
+        level = values.round(1) if values.max() <= 1 else np.floor(2 * np.log2(values.clip(lower=0) + 1))
     rows = rows.assign(level=level, right=rows["value"] * rows["count"], at=values * rows["count"])
     sums = base.totals(rows, ["run", "series", "level"], ["right", "count", "at"])
     points = average(sums.assign(value=sums["right"] / sums["count"]), ["series", "level"])

@@ -40,7 +40,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
     lines = -(-len(panels) // columns)  # per layer
     with style.style():
         made, axes = style.grid(
-            lines * len(layers), columns, 2.5 * columns + 0.9, 2.7 * lines * len(layers) + 0.4, sharex=True, sharey=True
+            lines * len(layers), columns, 2.5 * columns + 0.9, 2.7 * lines * len(layers) + 1.0, sharex=True, sharey=True
         )
         for ax in axes.flat:
             ax.set_axis_off()
@@ -63,12 +63,10 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
         bar.ax.set_yticklabels(["−", "0", "+"])
         bar.set_label("weight / largest")
         marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
-        title = f"{task}: effective attention" + ("; circles: position of the answer" if marked else "")
+        title = f"{task}: effective attention" + ("\ncircles: position of the answer" if marked else "")
         if "block" in part and part["block"].max() > 1:
-            title += (
-                f"\neach cell: the largest |weight| among {part['block'].max():.0f} tokens, for one query of as many"
-            )
-        made.suptitle(title)
+            title += f"\ncells: blocks of {part['block'].max():.0f} × {part['block'].max():.0f} positions"
+        made.suptitle(title, fontsize="medium")
     return made
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 
 ACROSS = 8
@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     own = summarise(part[part["series"] == name], ["series", DEPTH, LENGTH], ("accuracy",))
                     grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
                     ax.set_axis_on()
-                    style.heatmap(ax, grid.rename(index=lambda depth: 100 * depth))
+                    heatmap.cells(ax, grid.rename(index=lambda depth: 100 * depth))
                     if name in trained:
                         ax.axvline(sum(n <= trained[name] for n in lengths), color="white", linewidth=2)
                 line[0].set_ylabel(f"{title}\ndepth (%)".strip())
@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_title(name.replace("/", "\n").replace(" ", "\n"), fontsize="medium")
             for ax in axes[(block + 1) * len(rows) - 1][: len(names)]:
                 ax.set_xlabel("length n")
-        style.heatmap_bar(made, axes)
+        heatmap.colour_bar(made, axes)
         made.suptitle(
             f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length trained on"
         )

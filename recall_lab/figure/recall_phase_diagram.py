@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 from recall_lab.theory import linear_attention
 
@@ -46,12 +46,12 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     own = summarise(part[part["series"] == name], ["series", PAIRS, WIDTH], ("accuracy",))
                     grid = own.pivot(index=PAIRS, columns=WIDTH, values="mean").reindex(index=pairs, columns=widths)
                     ax.set_axis_on()
-                    style.heatmap(ax, grid)
+                    heatmap.cells(ax, grid)
                     _lines(ax, table[table["series"] == name], widths, pairs)
                     ax.set_xlabel("d_key")
                     ax.set_title(name, fontsize="medium")
                 line[0].set_ylabel(f"{title}\npairs".strip())
-        style.heatmap_bar(made, axes)
+        heatmap.colour_bar(made, axes)
         made.suptitle(
             f"mqar: accuracy by pairs and width of a key, {base.replicates(points)}; white: most pairs trained on\n"
             "red: capacity for random keys, of linear attention (solid) and of least squares (dashed)",

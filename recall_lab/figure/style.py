@@ -1,10 +1,10 @@
-"""How figures look: colours, markers and order of series, panels, axes, lines, heat maps and legends."""
+"""How figures look: colours, markers and order of series, panels, axes, lines and legends."""
 
 import colorsys
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 import matplotlib as mpl
@@ -126,11 +126,18 @@ def _shade(colour: str, number: int, count: int) -> Colour:
 
 
 def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
-    """The ordered series in as few groups of at most `most` as possible, equal in size: one row of panels each."""
-    names = ordered(series)
-    count = -(-len(names) // most)
-    edges = [round(len(names) * part / max(count, 1)) for part in range(count + 1)]
-    return [names[start:stop] for start, stop in pairwise(edges)]
+    """The ordered series in groups of at most `most`, one row of panels each; a mechanism is split only if needed."""
+    parts: list[list[str]] = []
+    for _, own in groupby(ordered(series), key=mechanism):
+        names = list(own)
+        count = -(-len(names) // most)
+        edges = [round(len(names) * part / count) for part in range(count + 1)]
+        for start, stop in pairwise(edges):
+            if parts and len(parts[-1]) + stop - start <= most:
+                parts[-1] += names[start:stop]
+            else:
+                parts.append(names[start:stop])
+    return parts
 
 
 @contextmanager
@@ -236,24 +243,6 @@ def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], ban
         ax.plot(line[x], line["mean"], color=look.colour, marker=look.marker, markersize=5, label=name, clip_on=False)
         if band:
             ax.fill_between(line[x], line["low"], line["high"], color=look.colour, alpha=0.18, linewidth=0)
-
-
-def heatmap(ax: Axes, table: pd.DataFrame) -> None:
-    """Shares as cells from 0 to 100 % with their numbers, first row at the bottom; blank where nothing was measured."""
-    sns.heatmap(
-        100 * table, ax=ax, vmin=0, vmax=100, cmap="viridis", annot=True, fmt=".0f", cbar=False,
-        annot_kws={"fontsize": "small"},
-        xticklabels=[f"{value:g}" for value in table.columns], yticklabels=[f"{value:g}" for value in table.index],
-    )  # fmt: skip
-    ax.invert_yaxis()
-    ax.set(xlabel="", ylabel="")
-    ax.tick_params(length=0, rotation=0)
-
-
-def heatmap_bar(made: Figure, axes: np.ndarray) -> None:
-    """Adds the colour bar of `heatmap`."""
-    mappable = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, 100), "viridis")
-    made.colorbar(mappable, ax=list(axes.flat), label="accuracy (%)", shrink=0.6)
 
 
 def nested(series: Sequence[str]) -> dict[str, float]:
