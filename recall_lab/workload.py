@@ -9,8 +9,8 @@ import dataclasses
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -164,8 +164,7 @@ class AskOracle(Workload):
         rows: list[Row] = []
         missing: list[str] = []
         for probe in (self.probe or {}).values():
-            with _isolated("", missing):
-                rows += probing.run_on_trace(probe, trace, copy.deepcopy(rng))
+            rows += _rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
 
@@ -254,23 +253,23 @@ def probe_model(
         traces = probing.trace_model(model, batch)
         for probe in (probes or {}).values():
             draws = copy.deepcopy(rng)
-            with _isolated(f" (cell {cell})", missing):
-                if probing.takes(probe) == "trace":
-                    found = [row for trace in traces for row in probing.run_on_trace(probe, trace, draws)]
-                else:
-                    found = probing.run_on_model(probe, model, batch, draws)
-                rows += [{**columns, **row} for row in found]
+            if probing.takes(probe) == "trace":
+                calls = [partial(probing.run_on_trace, probe, trace, draws) for trace in traces]
+            else:
+                calls = [partial(probing.run_on_model, probe, model, batch, draws)]
+            found = [row for call in calls for row in _rows_of(call, f" (cell {cell})", missing)]
+            rows += [{**columns, **row} for row in found]
     return rows, missing
 
 
-@contextmanager
-def _isolated(where: str, missing: list[str]) -> Iterator[None]:
-    """Lets one probe fail without the others: the failure becomes a line of `missing`."""
+def _rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
+    """What one probe returns. Where it fails, the failure becomes a line of `missing`, and sound rows are kept."""
     try:
-        yield
+        return call()
     except probing.ProbeError as error:
         log.exception("a probe failed%s", where)
         missing.append(one_line(error) + where)
+        return error.rows
 
 
 def cell_columns(task: Task) -> Row:

@@ -44,9 +44,6 @@ WITHOUT_TORCH = (
 WITH_HYDRA = ("messages", "building", "cli")
 MECHANISM_LINES, FILE_LINES = 40, 300
 
-TO_DO = {"tests/test_probe.py"}
-"""Files that do not yet keep a rule of this module. Nothing is added to this list."""
-
 
 def picture() -> dict[str, int]:
     """Module or folder → its level, as drawn in the README."""
@@ -59,12 +56,6 @@ LEVEL = picture()
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-def marked(paths: list[Path]) -> list[Any]:
-    """The paths as parameters of a test that those in TO_DO may fail."""
-    to_do = pytest.mark.xfail(reason="to do")
-    return [pytest.param(path, marks=[to_do] if relative(path) in TO_DO else [], id=relative(path)) for path in paths]
 
 
 def imports(path: Path) -> set[str]:
@@ -133,7 +124,7 @@ def test_hydra_is_known_to_few_modules():
     assert knowing <= set(WITH_HYDRA)
 
 
-@pytest.mark.parametrize("path", marked([*FILES, *TESTS]))
+@pytest.mark.parametrize("path", [*FILES, *TESTS], ids=relative)
 def test_files_are_short(path):
     assert len(path.read_text("utf-8").splitlines()) <= FILE_LINES
 
@@ -161,7 +152,7 @@ def code_lines(path: Path) -> int:
     return len(lines - skipped)
 
 
-@pytest.mark.parametrize("path", marked(MECHANISMS))
+@pytest.mark.parametrize("path", MECHANISMS, ids=relative)
 def test_a_mechanism_is_short(path):
     assert code_lines(path) <= MECHANISM_LINES
 
@@ -233,7 +224,7 @@ WITH_DEFAULTS = [CONF / group / f"{name}.yaml" for group, name in OPTIONS if nam
 """A hybrid has no defaults: its parts are mixers."""
 
 
-@pytest.mark.parametrize("path", marked(WITH_DEFAULTS))
+@pytest.mark.parametrize("path", (WITH_DEFAULTS))
 def test_defaults_are_equal_in_code_and_yaml(path):
     chosen = composed(path.parent.name, path.stem)
     stated = {key: value for key, value in chosen.items() if not key.startswith("_")}
