@@ -80,7 +80,7 @@ def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
 
 
 class SolveConstant(torch.autograd.Function):
-    """r_t → (H_t + Λ_t)⁻¹ r_t for a constant system. The matrices are symmetric: the gradient solves the same system."""
+    """r_t → (H_t + Λ_t)⁻¹ r_t for a constant system. Its matrices are symmetric: the gradient solves it too."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, r: Query, system: System, chunk: int) -> Query:
