@@ -237,7 +237,7 @@ def l2_normalize(x: Tensor) -> Tensor:
     """x / ‖x‖₂ along the last axis, and 0 for a vector of zeros.
 
     The gradient is proportional to 1 / ‖x‖. Below ‖x‖ = SHORT it is limited to its size at SHORT. For a vector of
-    zeros, whose direction is undefined, it is 0. Otherwise a single short vector would dominate the gradient of a batch.
+    zeros, whose direction is undefined, it is 0. Otherwise one short vector would dominate the gradient of a batch.
     """
     share = (x.detach().norm(dim=-1, keepdim=True) / SHORT).clamp(max=1)
     x = x.detach() + share * (x - x.detach())  # x itself, with its gradient times share

@@ -121,8 +121,7 @@ class Task(ABC):
         return replace(self, **cell)
 
     def scaled(self, factors: Sequence[float | int]) -> Scaled:
-        """One cell per factor: every field of `scales` times the factor, rounded down, but at least 1 (a field that is 0
-        stays 0)."""
+        """One cell per factor: every field of `scales` times the factor, rounded down, at least 1 (0 stays 0)."""
         cells: list[dict[str, int]] = []
         impossible: dict[str, None] = {}
         for factor in factors:
@@ -151,8 +150,8 @@ def put(array: Shaped[np.ndarray, "b t *c"], position: Int[np.ndarray, "b n"], v
 def distinct(rng: np.random.Generator, rows: int, count: int, pool: int) -> Int32[np.ndarray, "rows count"]:
     """`count` different integers of range(pool) in each row, every ordered choice equally likely.
 
-    Where 4·count > pool, the first entries of a random permutation. Otherwise independent draws, in which entries that repeat
-    an earlier one of their row are drawn again until none does; this treats all integers alike, so every ordered
+    Where 4·count > pool, the first entries of a random permutation. Otherwise independent draws, in which entries that
+    repeat an earlier one of their row are drawn again until none does; this treats all integers alike, so every ordered
     choice keeps the same probability. Raises ValueError where count > pool.
     """
     require(count <= pool, f"{count} different values cannot be drawn from a pool of {pool}")
@@ -203,7 +202,7 @@ def smallest(
 
 
 def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int | None) -> int:
-    """Number of token ids that each part of a key is chosen from: `chosen`, or if that is None the largest possible one.
+    """Number of token ids that each part of a key is chosen from: `chosen`, or for None the largest possible.
 
     Id 0 is filler, half of the vocabulary is values, and the other ids are divided equally among the parts of a key.
 

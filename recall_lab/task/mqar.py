@@ -21,7 +21,7 @@ class MQAR(Task):
     Token ids: 0 is filler, 1 … V/2−1 are keys, V/2 … V−1 are values. `pairs` different keys with different values
     fill the first 2·pairs positions, the context. The rest is divided into slots of two positions; the queries draw
     slots without replacement, slot g with probability ∝ (g+1)^(gap_exponent−1): at .01 (about 1/g) most queries follow
-    soon after the pairs, at 1 they are uniform. A query is a key at the first position of its slot, and that position is scored. At
+    soon after the pairs, at 1 they are uniform. A query is a key at the first position of its slot, which is scored. At
     length = 4·pairs every slot is used, and gap_exponent changes only the order of the queries.
     Factor: `source`, the position of the value.
 
@@ -46,8 +46,8 @@ class MQAR(Task):
     gap_exponent: float | int = 0.01
     """a, from 0 to 1: how strongly queries favour the slots next to the context; 1: not at all."""
     key_parts: int = 1
-    """Tokens that make up a key, one per channel of its position. Above 1, tokens are b t c, and keys that share parts are
-    correlated (see `base.spell`)."""
+    """Tokens that make up a key, one per channel of its position. If above 1, tokens are b t c, and keys that share
+    parts are correlated (see `base.spell`)."""
     key_alphabet: int | None = None
     """A: token ids that each part is chosen from; None: (V/2 − 1) // key_parts. The mean cosine of keys is ≈ 1/A."""
 

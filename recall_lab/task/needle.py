@@ -127,7 +127,7 @@ class Needle(Task):
     def _positions(
         self, sequences: int, text: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "b needles"], Int[np.ndarray, "b needles"]]:
-        """How many units of the haystack precede each needle, and its position. A key's needles are in ascending order."""
+        """Units of the haystack before each needle, and its position; the needles of a key are in ascending order."""
         units = self._haystack_units(text)
         before = rng.integers(units + 1, size=(sequences, self.keys * self.values))
         if self.depth is not None:

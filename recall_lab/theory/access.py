@@ -11,5 +11,5 @@ def rank(n: Numbers, d_key: Numbers) -> Numbers:
 
 
 def one_hot_residual(n: Numbers, d_key: Numbers) -> Numbers:
-    """min_q ‖e_i − A(q)‖², averaged over the n tokens i, A(q) being the weights on them: 1 − rank/n = max(0, 1 − d_k/n)."""
+    """min_q ‖e_i − A(q)‖² for weights A(q) on n tokens, averaged over tokens i: 1 − rank/n = max(0, 1 − d_k/n)."""
     return np.maximum(0.0, 1 - np.asarray(d_key) / np.asarray(n))

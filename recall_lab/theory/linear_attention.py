@@ -48,15 +48,15 @@ def top1(
 
 
 def capacity(d_key: Numbers, d_value: Numbers, candidates: Numbers) -> Numbers:
-    """Number of pairs up to which the read-out is typically correct (top-1): d_k (d_v/(2 ln V) − 1), which grows as d²."""
+    """Number of pairs up to which a read-out is typically correct: d_k (d_v/(2 ln V) − 1), which grows as d²."""
     return np.asarray(d_key) * (np.asarray(d_value) / (2 * np.log(candidates)) - 1)
 
 
 def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
     """Recall of a key's latest value where all values of a key have equal weight: E 1/(u+1), u ~ Bin(updates, 1/p).
 
-    This is (1 − (1 − 1/p)^(updates+1)) / ((updates+1)/p) for p pairs, an upper bound for mechanisms that only add pairs;
-    noise from other keys is neglected.
+    This is (1 − (1 − 1/p)^(updates+1)) / ((updates+1)/p) for p pairs, an upper bound for mechanisms that only add
+    pairs: noise from other keys is neglected.
     """
     bound, share = np.asarray(updates, float) + 1, 1 / np.asarray(pairs, float)
     return (1 - (1 - share) ** bound) / (bound * share)
