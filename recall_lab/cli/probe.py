@@ -24,8 +24,8 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
     """Runs the probes on one run, or on every finished run of a sweep, and makes the report again. The exit status is
     1 where a run or a probe failed.
 
-    What the overrides name replaces the run's own settings. A new mixer keeps what the run had set of the options that
-    all mixers share.
+    The overrides replace the run's own settings. Another mixer keeps the run's values of the options that all mixers
+    share.
     """
     overrides = parse(words)
     for override in overrides:
@@ -57,7 +57,7 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
 
 
 def _probe_run(run: Path, words: list[str], overrides: list[Override], config_dir: str | None) -> int:
-    """Probes one run and writes its rows to a file of their own; the same question asked again replaces its answer."""
+    """Probes one run and writes the rows to a file of their own, which repeating the same probe replaces."""
     from recall_lab import machine
     from recall_lab.building import build
     from recall_lab.workload import Workspace
@@ -90,7 +90,7 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
 def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
     """The run's settings with what the overrides replace.
 
-    Of `test` single keys are replaced; of `probe` all; of `mixer` single keys, or all if the override names a mixer.
+    In `test` single keys are replaced, in `probe` all; in `mixer` single keys, or all if the mixer is another one.
     """
     given = {override.key_or_group: override for override in overrides}
     before = trained["choice"]["mixer"]
