@@ -22,7 +22,7 @@ from recall_lab.files import write_json
 from recall_lab.folders import FORMAT, Config, status, title, write_config
 from recall_lab.messages import one_line, print_line
 from recall_lab.results import CIRCUMSTANCES
-from recall_lab.sweep import ATTEMPTS, Sweep, current
+from recall_lab.sweep import ATTEMPTS, WORKER_OF, Sweep, current
 from recall_lab.train import Interrupted, Scores
 from recall_lab.workload import Outcome, Workspace
 
@@ -230,7 +230,7 @@ class StopSignal:
 
 def _is_worker() -> bool:
     """Whether this process was started by another one of the same command."""
-    return os.environ.get("RECALL_LAB_PID", str(os.getpid())) != str(os.getpid())
+    return os.environ.get(WORKER_OF, str(os.getpid())) != str(os.getpid())
 
 
 @contextmanager

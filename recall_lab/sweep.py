@@ -13,6 +13,9 @@ from pathlib import Path
 ENVIRONMENT = "RECALL_LAB_SWEEP"
 """Environment variable with the name of the command that a worker process belongs to."""
 
+WORKER_OF = "RECALL_LAB_PID"
+"""Environment variable with the process id of the command, by which its workers know that they are workers."""
+
 ENDED = ("finished", "found", "incomplete", "failed", "interrupted", "skipped", "died")
 """Events that end a run, at least for this command."""
 

@@ -21,10 +21,7 @@ from recall_lab.checks import require
 from recall_lab.cli.base import PLACEMENT, parse, refuse, resolved, sized
 from recall_lab.files import CONF
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
-from recall_lab.sweep import ENVIRONMENT, Sweep, current
-
-WORKER_OF = "RECALL_LAB_PID"
-"""Environment variable with the process id of the command, by which its workers know that they are workers."""
+from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
 
 class Preflight(Callback):
