@@ -34,8 +34,8 @@ KINDS: dict[str, type] = {
 def build(config: Config) -> Workload:
     """The workload that the settings describe, of the class that `_target_` names.
 
-    Raises ValueError where a `_target_` cannot be imported, or is not of the kind that belongs there, and whatever the
-    parts raise for impossible settings.
+    Raises ValueError where a `_target_` cannot be imported, or is not of the kind that belongs there, and any error
+    that a part raises for impossible settings.
     """
     kind = _located("_target_", config["_target_"])
     require(inspect.isclass(kind) and issubclass(kind, Workload), f"_target_={config['_target_']}: must be a Workload")

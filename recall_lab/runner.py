@@ -140,7 +140,7 @@ class Attempt:
 
 
 def _take(attempt: Attempt) -> float:
-    """Leaves a finished run as it is, gives up one whose process is always killed, and works on any other."""
+    """Leaves a finished run as it is, gives up one whose process was killed ATTEMPTS times, works on any other."""
     before, run = attempt.before, attempt.run
     if before["state"] == "finished":
         other = "" if before["git"] == machine.revision() else f", made at another revision ({before['git']})"

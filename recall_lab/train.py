@@ -59,7 +59,7 @@ class Training:
     compile: bool = False
     """Whether training uses torch.compile."""
     cells: Grid | None = None
-    """The cells trained on, in turn; None: the cells that `training_cells` derives from the task."""
+    """The cells that training goes through in turn; None: the cells that `training_cells` derives from the task."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
@@ -95,7 +95,7 @@ class Testing:
     probe_sequences: int = 16
     """Sequences per cell that the probes are computed on."""
     cells: Grid | None = None
-    """The cells tested on; None: the training cells, and the task at 2 and 4 times its size."""
+    """The cells that are tested; None: the training cells, and the task at 2 and 4 times its size."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "sequences", "probe_sequences"):

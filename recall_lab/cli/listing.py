@@ -44,7 +44,7 @@ def facts(mixer: str) -> list[str]:
     made = make(d_model=config.model.d_model)
     kind = type(made)
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
-    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
+    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "no shared engine")
     elements, _ = made.state_size(512)
     return [f"Family: {family}. State: {elements:,} elements per layer at n=512 and d_model={config.model.d_model}."]
 

@@ -262,4 +262,4 @@ class Trace:
     """For each query the position of its answer; task.base.IGNORE at positions without a scored query."""
     layer: int = 0
     candidates: Float[Tensor, "n v"] | None = None
-    """The values among which an answer is identified; None: the values of its own sequence."""
+    """The values that an answer is compared with; None: the values of its own sequence."""

@@ -55,7 +55,7 @@ def blocked(
     chunk = min(chunk, 1 << (length - 1).bit_length())
     block = chunk << (-(-length // chunk) - 1).bit_length()
     offset = seen % block
-    if offset + length > block:  # the segment crosses the boundary of an aligned block: it is split there
+    if offset + length > block:  # the segment is split at the boundary of an aligned block
         outputs = []
         for part in (slice(block - offset), slice(block - offset, None)):
             q_part, k_part, v_part, g_part, levels_part = (x[:, :, part] for x in (q, k, v, g, levels))

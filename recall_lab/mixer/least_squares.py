@@ -41,7 +41,7 @@ class System(NamedTuple):
     H: Tensor
 
     def update(self) -> Update:
-        """H as a matrix memory in which each key is its own value."""
+        """H as the state of a matrix_memory whose values are its keys."""
         return Update(self.k, self.write * self.k, self.log_decay)
 
 

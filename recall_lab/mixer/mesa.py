@@ -38,7 +38,7 @@ class Mesa(Mixer):
     conv_activation: bool = True
 
     chunk: ClassVar[int] = 32
-    """How many H_t are held at once."""
+    """Number of matrices H_t that exist at a time."""
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "write": 1.0, "ridge": 1e-4}
     no_weight_decay: ClassVar[tuple[str, ...]] = ("ridge",)
 

@@ -225,7 +225,7 @@ def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int |
 def spell(code: Int[np.ndarray, "b n"], parts: int, letters: int) -> Int32[np.ndarray, "b n parts"]:
     """Key number → token ids of its parts: digit j of the number in base `letters` becomes id 1 + j·letters + digit.
 
-    The embeddings of the parts are added, so keys that share parts are correlated, whatever the embedding:
+    The embeddings of the parts are added, so keys that share parts are correlated for every embedding:
     A^parts keys (A = letters) lie in A·parts dimensions. With orthogonal embeddings two keys have the cosine
     (shared parts)/parts; its mean over all pairs of different keys is (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
     """

@@ -42,7 +42,7 @@ def top1(
     cosine: float = 0.0,
     variance: Numbers | None = None,
 ) -> Numbers:
-    """Top-1 accuracy of a read-out: `base.top1` with signal 1 and noise `error`; arguments as there."""
+    """Top-1 accuracy of a read-out: `base.top1` with signal 1 and noise `error`, and the same arguments."""
     noise = error(n, d_key, cosine, variance)
     return base.top1(1.0, noise, np.asarray(n) - 1, d_key, d_value, candidates, cosine)
 
