@@ -181,15 +181,13 @@ class Mixer(nn.Module, ABC):
         if x.shape[1] == 0:
             return x, self.initial_state(len(x)) if state is None else state
         q, k, v, gates, carried = self.project(x, state)
-        before = None if state is None else {name: part for name, part in state.items() if name != "conv"}
-        o, after = self.parallel(q, k, v, gates, before)
+        o, after = self.parallel(q, k, v, gates, None if state is None else without_conv(state))
         return self.read_out(o, x), after | carried
 
     def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
         """One step of decoding: the output (b 1 m) for a token that continues from `state`, and the state after it."""
         q, k, v, gates, carried = self.project(x, state)
-        before = {name: part for name, part in state.items() if name != "conv"}
-        o, after = self.recurrence(q, k, v, gates, before)
+        o, after = self.recurrence(q, k, v, gates, without_conv(state))
         return self.read_out(o, x), after | carried
 
     def initial_state(self, batch: int = 1) -> State:
@@ -209,6 +207,11 @@ class Mixer(nn.Module, ABC):
         _, state = self.forward(x[:, 1:], self.initial_state())
         _, state = self.step(x[:, :1], state)
         return state_elements(state), state_bytes(state)
+
+
+def without_conv(state: State) -> State:
+    """The mechanism's part of a state, without that of the short convolution."""
+    return {name: part for name, part in state.items() if name != "conv"}
 
 
 def state_elements(state: State) -> int:

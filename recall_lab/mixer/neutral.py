@@ -29,7 +29,7 @@ def number_gates(mixer: Mixer, hidden: Hidden, given: Mapping[str, float]) -> Ga
             f"{type(mixer).__name__} has no gate {name!r}; its gates: {', '.join(gates) or 'none'}",
         )
     numbers = {name: x for name, x in mixer.neutral_gates.items() if name not in mixer.fixed_gates} | dict(given)
-    return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+    return _set(gates, numbers)
 
 
 @torch.no_grad()
@@ -85,5 +85,9 @@ def _unit(mixer: Mixer, count: int, width: int) -> Float[Tensor, "n h 1 d"]:
 def _answers(mixer: Mixer, numbers: Mapping[str, float], q: Query, k: Query, v: Value) -> Value:
     """The mechanism's outputs at gates given as numbers; a gate without a number is computed from x = 0."""
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(q.shape[0], q.shape[2], mixer.d_model))
-    gates = {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
-    return mixer.parallel(q, k, v, gates)[0]
+    return mixer.parallel(q, k, v, _set(gates, numbers))[0]
+
+
+def _set(gates: Gates, numbers: Mapping[str, float]) -> Gates:
+    """The gates, each with its number at every position where it has one."""
+    return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
