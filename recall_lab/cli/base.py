@@ -51,6 +51,11 @@ def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra:
         return hydra.compose("config", overrides, return_hydra_config=with_hydra)
 
 
+def part_of(key: str) -> str:
+    """The first part of a setting's or group's name: task of task.length, hydra of hydra/launcher."""
+    return key.partition(".")[0].partition("/")[0]
+
+
 def quoted(text: str) -> str:
     """The text as a quoted string of Hydra's override grammar."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
@@ -84,7 +89,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
     used = {str(key) for key in config.workload if not str(key).startswith("_")}
     given = {override.key_or_group for override in overrides}
     for key in sorted(given):
-        part = key.partition(".")[0].partition("/")[0]
+        part = part_of(key)
         if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
             raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
     if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recall_lab import folders
 from recall_lab.checks import require
-from recall_lab.cli.base import compose, parse
+from recall_lab.cli.base import compose, parse, part_of
 from recall_lab.files import CONF, write_json
 from recall_lab.folders import FORMAT, Config, flatten
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
@@ -29,9 +29,8 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
     """
     overrides = parse(words)
     for override in overrides:
-        part = override.key_or_group.partition(".")[0].partition("/")[0]
         require(
-            part in CHANGEABLE,
+            part_of(override.key_or_group) in CHANGEABLE,
             f"{override.key_or_group}: of a finished run only probe, mixer and test can be changed",
         )
     path = Path(folder).resolve()
@@ -99,7 +98,7 @@ def changed(trained: Config, words: list[str], overrides: Iterable[Override], co
                                                if o.key_or_group != "mixer")], config_dir), resolve=True)  # fmt: skip
     assert isinstance(composed, dict)
     config = dict(trained)
-    parts = {key.partition(".")[0].partition("/")[0] for key in given}
+    parts = {part_of(key) for key in given}
     if "probe" in parts:
         config["probe"] = composed["probe"]
     if "test" in parts:
