@@ -101,12 +101,13 @@ def with_rows(folder: Path) -> list[Path]:
 def read_config(run: Path) -> Config:
     """The settings that a run used. Raises ValueError, naming the file, if it is damaged."""
     path = run / "config.yaml"
+    damaged = ValueError(f"{path} is damaged; delete it to repeat the run")
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged; delete it and the run is done again") from error
+        raise damaged from error
     if not isinstance(config, dict):
-        raise ValueError(f"{path} is damaged; delete it and the run is done again")
+        raise damaged
     return config
 
 
