@@ -86,10 +86,10 @@ def query_scale(trace: Trace) -> float:
     Exact for the oracle, whose queries are multiples of keys. √d_key where no position has a source, or where the sum
     is not positive.
     """
-    asked = trace.source != IGNORE
-    if asked.any():
+    has_answer = trace.source != IGNORE
+    if has_answer.any():
         k = gather(trace.k, trace.source)
-        mask = asked[:, None, :, None]
+        mask = has_answer[:, None, :, None]
         scale = float((trace.q * k * mask).sum() / (k.square() * mask).sum().clamp(min=1e-30))
         if scale > 0:
             return scale
