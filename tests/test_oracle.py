@@ -129,7 +129,7 @@ def test_at_neutral_gates_gated_deltas_are_deltas(name):
     [
         ({"pairs": 0}, "oracle.pairs=0: must be a whole number of at least 1"),
         ({"d_key": True}, "oracle.d_key=True: must be a whole number of at least 1"),
-        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9 orthogonal keys do not fit oracle.d_key=8"),
+        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9: must be at most oracle.d_key=8"),
         ({"keys": "gaussian"}, "oracle.keys='gaussian': must be one of random, orthogonal"),
         ({"cosine": 0.5}, "oracle.cosine=0.5 has an effect only with oracle.keys=correlated"),
         ({"cosine": 1, "keys": "correlated"}, "oracle.cosine=1: must be below 1"),

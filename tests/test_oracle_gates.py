@@ -114,10 +114,10 @@ def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
 @pytest.mark.parametrize(
     ("made", "fault"),
     [
-        (Leaky, r"after 7 more writes 0.868 of the first pair's answer is left"),
-        (Half, r"a key written again keeps 0.500 of its first write's weight, neither all nor none"),
-        (Undeclared, r"a key written again keeps 0.0\d\d of its first write's weight"),
-        (Silent, r"one pair alone is not answered with its value \(cosine 0.000\)"),
+        (Leaky, r"7 further writes leave only 0.868 of the answer to the first key"),
+        (Half, r"after a second write of a key, the first keeps 0.500 of its weight, neither all nor none"),
+        (Undeclared, r"after a second write of a key, the first keeps 0.0\d\d of its weight"),
+        (Silent, r"a single pair is not answered with its value \(cosine 0.000\)"),
     ],
 )
 def test_a_mechanism_that_declares_nothing_is_tested_and_refused(made, fault):
