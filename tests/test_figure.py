@@ -24,7 +24,7 @@ def test_accuracy_over_length():
     assert any(np.allclose(line.get_ydata(), 0.1) for line in ax.lines)
     assert set(numbers(ax)) == {"chance 0.1", "lengths trained on"}
     assert legend(figure) == ["linear (356 at n = 256)", "delta_rule (9)"]
-    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: state size (elements)"
+    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: elements of the state"
 
 
 def test_a_single_seed_has_no_band():

@@ -167,7 +167,7 @@ def test_points_of_few_reads_have_no_band():
         assert (x.min(), x.max()) == (4, 8)
     assert "band: 95 % over answers" in note(figure)
     few = drawn("retention", named(retained([0, 1], [0.5] * 2, [8, 8])))["retention_oracle_d8"]
-    assert note(few).startswith("no band: few reads")
+    assert note(few).startswith("no band: few answers")
 
 
 def test_retention_with_theory_and_lifetime(table, colours):
