@@ -1,4 +1,4 @@
-"""The experiments: both sizes compose and fit their tasks, sweeps parse, and small ones run to their figures."""
+"""The experiments: both sizes compose and fit their tasks, sweeps parse, and tiny versions run to their figures."""
 
 import sys
 
@@ -23,7 +23,7 @@ def resolved(*overrides: str) -> dict:
 
 
 def sweep(name: str, size: str) -> dict[str, list[str]]:
-    """Setting → values of an experiment's own sweep."""
+    """Setting → values, in the sweep of an experiment."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         composed = hydra.compose("config", [f"experiment={name}", f"size={size}"], return_hydra_config=True)
     params = [f"{key}={value}" for key, value in composed.hydra.sweeper.params.items()]
@@ -38,20 +38,20 @@ def sweep(name: str, size: str) -> dict[str, list[str]]:
 def test_every_job_composes_and_its_cells_fit_its_task(name, size):
     swept = sweep(name, size)
     for number in range(max(map(len, swept.values()))):
-        # Every value of every setting in one job at least.
+        # Every value of every setting occurs in at least one job.
         job = [f"{key}={values[number % len(values)]}" for key, values in swept.items()]
-        whole = resolved(f"experiment={name}", f"size={size}", *job)
-        task = hydra.utils.instantiate(whole["task"])
-        training = hydra.utils.instantiate(whole["train"], _convert_="all")
-        testing = hydra.utils.instantiate(whole["test"], _convert_="all")
+        composed = resolved(f"experiment={name}", f"size={size}", *job)
+        task = hydra.utils.instantiate(composed["task"])
+        training = hydra.utils.instantiate(composed["train"], _convert_="all")
+        testing = hydra.utils.instantiate(composed["test"], _convert_="all")
         trained = training_cells(task, training.cells)
         longest = max(task.at(**cell).length for cell in trained)
         assert max(task.at(**cell).length for cell in grid(task, testing.cells, trained)) > longest
-        hydra.utils.instantiate(whole["mixer"])(d_model=whole["model"]["d_model"])
+        hydra.utils.instantiate(composed["mixer"])(d_model=composed["model"]["d_model"])
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_large_is_larger(name):
+def test_the_large_size_is_larger(name):
     small, large = (resolved(f"experiment={name}", f"size={size}") for size in SIZES)
     assert large["train"]["steps"] > small["train"]["steps"]
     assert large["train"]["tokens"] > small["train"]["tokens"]
@@ -60,7 +60,7 @@ def test_large_is_larger(name):
     assert sum(map(len, many.values())) > sum(map(len, few.values()))
 
 
-def test_a_size_names_a_run_by_its_numbers_alone():
+def test_a_size_changes_the_identity_only_through_settings():
     small, large = ({**resolved(f"size={size}"), "choice": {}} for size in SIZES)
     assert identity(small) == identity(large)
     small, large = (resolved("experiment=needle", f"size={size}") for size in SIZES)
@@ -68,7 +68,7 @@ def test_a_size_names_a_run_by_its_numbers_alone():
     assert identity({**large, "size": "small"}) == identity(large)
 
 
-def test_a_size_that_does_not_exist():
+def test_an_unknown_size_is_refused():
     with pytest.raises(Exception, match="size=huge: one of small, large"):
         resolved("experiment=needle", "size=huge")
 
@@ -115,7 +115,7 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
         ),
     ],
 )
-def test_a_tiny_one_runs_to_its_figure(name, overrides, figure, tmp_path, monkeypatch):
+def test_a_tiny_experiment_runs_to_its_figure(name, overrides, figure, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
