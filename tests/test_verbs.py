@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import TINY, run_probe, recall, run_folders, shell
+from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
 
 from recall_lab import results

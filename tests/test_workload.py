@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import TINY, run_probe, recall, run_folders, shell
+from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF
 
 from recall_lab import building, files, folders, results, workload
