@@ -7,9 +7,9 @@ import pytest
 from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from recall_lab.job import identity
 
 from recall_lab import run
+from recall_lab.runner import identity
 from recall_lab.task.mqar import MQAR
 from recall_lab.train import test_cells as grid
 from recall_lab.train import training_cells
