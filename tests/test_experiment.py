@@ -1,18 +1,18 @@
 """The experiments: both sizes compose and fit their tasks, sweeps parse, and tiny versions run to their figures."""
 
-import sys
+from pathlib import Path
 
 import hydra
 import pytest
+from command_line import recall
 from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from recall_lab import run
+from recall_lab.data import test_cells as grid
+from recall_lab.data import training_cells
 from recall_lab.runner import identity
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import test_cells as grid
-from recall_lab.train import training_cells
 
 OURS = ("needle", "recall_phase_diagram", "selective_copying", "state_tracking", "updates", "window_coverage")
 SIZES = ("small", "large")
@@ -69,7 +69,7 @@ def test_a_size_changes_the_identity_only_through_settings():
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(Exception, match="size=huge: one of small, large"):
+    with pytest.raises(Exception, match="size='huge': must be one of small, large"):
         resolved("experiment=needle", "size=huge")
 
 
@@ -115,12 +115,6 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
         ),
     ],
 )
-def test_a_tiny_experiment_runs_to_its_figure(name, overrides, figure, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    run.Claim.folder = None
-    assert run.main([f"experiment={name}", *TINY, *overrides]) == 0
-    assert {f"{figure}.png", f"{figure}.svg"} <= {
-        path.name for path in (tmp_path / "outputs" / name / "figure").iterdir()
-    }
+def test_a_tiny_experiment_runs_to_its_figure(name, overrides, figure, empty_folder):
+    assert recall("-m", f"experiment={name}", *TINY, *overrides) == 0
+    assert {f"{figure}.png", f"{figure}.svg"} <= {path.name for path in Path("outputs", name, "figure").iterdir()}
