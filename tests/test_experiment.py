@@ -79,9 +79,9 @@ def test_a_grid_as_a_product():
     assert training_cells(task, product) == [
         {"length": 16, "pairs": 2}, {"length": 16, "pairs": 4}, {"length": 32, "pairs": 2}, {"length": 32, "pairs": 4},
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"cell \{'length': 16, 'pairs': 8\}: .*at least 32"):
+    with pytest.raises(ValueError, match=r"cells: \{'length': 16, 'pairs': 8\}: .*at least 32"):
         training_cells(task, {"length": [16, 32], "pairs": [2, 8]})
-    with pytest.raises(ValueError, match="a list of values, of which every combination is a cell"):
+    with pytest.raises(ValueError, match=r"cells.length=\[\]: must be a list of values"):
         training_cells(task, {"length": []})
 
 

@@ -165,7 +165,7 @@ def test_points_with_few_answers_have_no_band():
         (band,) = ax.collections
         x = band.get_paths()[0].vertices[:, 0]
         assert (x.min(), x.max()) == (4, 8)
-    assert "band: 95 % over answers" in note(figure)
+    assert "band: 95 % interval over answers" in note(figure)
     few = drawn("retention", named(retained([0, 1], [0.5] * 2, [8, 8])))["retention_oracle_d8"]
     assert note(few).startswith("no band: few answers")
 

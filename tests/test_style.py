@@ -91,7 +91,7 @@ def test_blocks_hold_at_most_ten_series():
     ("runs", "low", "words"),
     [
         ([1, 1], 0.5, "one seed"),
-        ([1, 1], 0.4, "one seed; band: 95 % over answers"),
+        ([1, 1], 0.4, "one seed; band: 95 % interval over answers"),
         ([2, 2], 0.4, "mean of 2 seeds; band: range"),
         ([1, 2], 0.4, "mean of 1 to 2 seeds; band: range"),
         ([8, 8], 0.4, "mean of 8 seeds; band: 95 %"),
