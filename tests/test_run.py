@@ -121,6 +121,8 @@ def test_other_settings_are_other_folders():
     [
         (["train.stepz=5"], "there is no setting train.stepz; did you mean train.steps?"),
         (["mixer.headz=2"], "there is no setting mixer.headz; did you mean mixer.heads?"),
+        (["mixer.budget=2"], "mixer.budget has no effect with the chosen mixer: it needs a mixer that has it"),
+        (["probe.cost.at=[1]"], "probe.cost has no effect with the chosen probe: it needs probe=[cost]"),
         (["+nonsense=1"], "there is no setting nonsense"),
         (["+train.nonsense=1"], "unexpected keyword argument 'nonsense'"),
         (["+task.nonsense=1"], "unexpected keyword argument 'nonsense'"),
