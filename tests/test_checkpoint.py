@@ -107,3 +107,10 @@ def test_a_damaged_checkpoint_and_one_of_an_earlier_version_are_named(tmp_path):
     torch.save({"model": {}, "optimizer": {}, "curve": []}, path)
     with pytest.raises(ValueError, match=r"checkpoint\.pt lacks losses, seconds, step: an earlier version wrote it"):
         train(small_model(), TASK, UNTIL_THE_END, 0, CPU, path)
+
+
+def test_a_checkpoint_that_holds_objects_is_refused(tmp_path):
+    """Loading one from somebody else never runs code."""
+    torch.save({"model": Path("x")}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+        load(tmp_path / "checkpoint.pt", CPU)

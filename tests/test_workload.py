@@ -60,6 +60,7 @@ def test_a_setting_without_effect_on_the_oracle_is_refused(arguments, message, c
         (["oracle.pairs=3"], "oracle.pairs has an effect only with oracle=random"),
         (["test.probe_sequences=3"], "test.probe_sequences has no effect without a probe"),
         (["size=large"], "size has no effect here"),
+        (["select=[train.lrr]"], "select: there is no setting train.lrr; did you mean train.lr?"),
         (
             ["task.length=99", "train.cells=[{length: 8, pairs: 1}]", "test.cells={length: [8], pairs: [1]}"],
             "task.length has no effect: every cell of train.cells and test.cells sets length itself",

@@ -24,6 +24,10 @@ GENERAL = (*PLACEMENT, "report", "select", "device", "threads")
 """Settings that every kind of run uses."""
 
 
+MISSING = object()
+"""What a lookup gives where there is no such setting; None is a value."""
+
+
 def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
     """The one of two values that the setting `size` chooses; in a configuration `${sized:small,large}`."""
     choice("size", _root_.size, SIZES)
@@ -87,6 +91,8 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
         part = key.partition(".")[0].partition("/")[0]
         if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
             raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
+    for name in config.select:
+        require(OmegaConf.select(config, str(name), default=MISSING) is not MISSING, f"select: {no_setting(str(name))}")
     if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
         raise ValueError("size has no effect here: only experiments that say ${sized:…} come in two sizes")
     if "oracle" in used:
