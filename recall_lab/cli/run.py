@@ -75,11 +75,19 @@ def _refuse_placement(swept: list[str]) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
-    """One job: one run in its folder. Returns its validation loss."""
+    """One job: one run in its folder. Returns its validation loss.
+
+    Raises ValueError where that folder is not the sweep's: of several experiments each may set its own name.
+    """
     from recall_lab import runner
 
     hydra_config = HydraConfig.get()
     parent = Path(str(config.root), str(config.name))
+    require(
+        current(parent).private.is_dir(),
+        f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
+        "give one name=…, or run the commands one by one",
+    )
     alone = hydra_config.mode != RunMode.MULTIRUN
     return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
 
