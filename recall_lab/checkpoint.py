@@ -43,7 +43,9 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
     """A checkpoint's plain values and tensors. Raises ValueError where the file is damaged."""
     try:
         return torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # the file is missing or cannot be read; a file cut short gives an error without a name
         raise ValueError(f"{path} is damaged; delete it to start the run from the beginning") from error
 
 

@@ -57,7 +57,12 @@ def no_setting(name: str) -> str:
     """The message for an unknown setting, which suggests the most similar known one."""
     if name.startswith("oracle."):
         return f"{name} has an effect only with oracle=random, which runs a mechanism on random keys and values"
-    close = difflib.get_close_matches(name, known_settings(), n=1)
+    known = known_settings()
+    if name in known:  # of another option of the group: mixer.budget while mixer=softmax
+        group, _, option = name.partition(".")
+        wanted = f"{group}=[{option.partition('.')[0]}]" if group == "probe" else f"a {group} that has it"
+        return f"{name} has no effect with the chosen {group}: it needs {wanted}"
+    close = difflib.get_close_matches(name, known, n=1)
     return f"there is no setting {name}" + (f"; did you mean {close[0]}?" if close else "")
 
 

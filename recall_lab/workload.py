@@ -165,6 +165,7 @@ class AskOracle(Workload):
         missing: list[str] = []
         for probe in (self.probe or {}).values():
             rows += _rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
+        require(bool(rows), "; ".join(missing) or "the probes returned no rows")
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
 

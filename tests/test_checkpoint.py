@@ -104,6 +104,12 @@ def test_a_checkpoint_that_is_damaged_or_of_another_format_is_refused(tmp_path):
     path.write_bytes(b"PK\x03\x04 not a checkpoint")
     with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
         train(small_model(), TASK, UNTIL_THE_END, 0, CPU, path)
+    torch.save({"model": small_model().state_dict()}, path)
+    whole = path.read_bytes()
+    for size in (0, 20, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+            load(path, CPU)
     torch.save({"model": {}, "optimizer": {}, "curve": []}, path)
     with pytest.raises(ValueError, match=r"checkpoint\.pt lacks losses, seconds, step: an earlier version wrote it"):
         train(small_model(), TASK, UNTIL_THE_END, 0, CPU, path)

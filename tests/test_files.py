@@ -48,7 +48,7 @@ def test_claim(tmp_path):
 
 
 def test_a_damaged_config_is_named(tmp_path):
-    for content in ("a: [1", "- 1", "\x00"):
+    for content in ("a: [1", "- 1", "\x00", "", "task: {length: 8}\n", "choice:\n  task: mqar\n"):  # some are cut short
         (tmp_path / "config.yaml").write_text(content)
         with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
             folders.read_config(tmp_path)
@@ -56,5 +56,6 @@ def test_a_damaged_config_is_named(tmp_path):
 
 def test_settings_survive_the_file(tmp_path):
     config = {"a": 1e-5, "b": 1.0, "c": None, "d": "β: [1]", "e": [{"x": 1}], "f": True, "g": "1e-3"}
+    config["choice"] = {"task": "mqar", "mixer": "softmax"}
     folders.write_config(tmp_path, config)
     assert folders.read_config(tmp_path) == config

@@ -84,6 +84,18 @@ def test_an_option_may_stand_between_overrides():
     assert len(run_folders("main")) == 2
 
 
+def test_experiments_with_names_of_their_own_are_no_sweep(tmp_path, capsys):
+    """Their runs would be in other folders than the sweep's, where no failure is noted and no report is made."""
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    for name in ("one", "two"):
+        (tmp_path / f"mine/experiment/{name}.yaml").write_text(f"# @package _global_\nname: {name}\n")
+    words = ["--config-dir", str(tmp_path / "mine"), "-m", *TINY, SERIAL, "experiment=one,two"]
+    assert recall(*words) == 2
+    assert "would put runs into different folders" in capsys.readouterr().err
+    assert run_folders("one") == run_folders("two") == []
+    assert recall(*words, "name=both") == 0
+
+
 @pytest.mark.parametrize("name", ["rows.json", "config.yaml"])
 def test_a_finished_run_that_lost_a_file_is_repeated(name):
     assert recall(*TINY) == 0
@@ -122,6 +134,8 @@ def test_different_settings_have_different_folders():
     [
         (["train.stepz=5"], "there is no setting train.stepz; did you mean train.steps?"),
         (["mixer.headz=2"], "there is no setting mixer.headz; did you mean mixer.heads?"),
+        (["mixer.budget=2"], "mixer.budget has no effect with the chosen mixer: it needs a mixer that has it"),
+        (["probe.cost.at=[1]"], "probe.cost has no effect with the chosen probe: it needs probe=[cost]"),
         (["+nonsense=1"], "there is no setting nonsense"),
         (["+train.nonsense=1"], "unexpected keyword argument 'nonsense'"),
         (["+task.nonsense=1"], "unexpected keyword argument 'nonsense'"),

@@ -12,6 +12,7 @@ import torch
 from command_line import LONG, SERIAL, TINY, background, recall, run_folders, shell, started, states
 
 from recall_lab import files, folders
+from recall_lab.cli import run
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -29,6 +30,18 @@ def test_one_failing_run_of_three(capsys):
     assert "a length of at least 36 (2 positions each), not 16" in line[0]
     assert f"not in the table: {bad.name}" in printed.out
     assert bad.name in Path("outputs/three/report.html").read_text()
+
+
+def test_options_of_a_swept_group_that_the_default_lacks(capsys):
+    """Hydra composes a configuration without the sweep first, with softmax, which has no such option."""
+    swept = ["mixer=delta_rule,gated_delta", "mixer.allow_neg_eigval=true"]
+    assert recall("-m", *TINY, SERIAL, *swept) == 0
+    assert [folders.read_config(folder)["mixer"]["allow_neg_eigval"] for folder in run_folders("main")] == [True, True]
+    words = ["task=a,b", "task.x=1", "+task.y=[1,2]", "task.z=", "~task.u", "task.v=1,2", "train.lr=1", "--config-dir"]
+    assert run.with_options_swept(words) == [
+        "task=a,b", "task.x=choice(1)", "+task.y=choice([1,2])", "task.z=choice('')", *words[4:]
+    ]  # fmt: skip
+    assert run.with_options_swept(["mixer=window", "mixer.budget=4"]) == ["mixer=window", "mixer.budget=4"]
 
 
 def test_a_failed_run_is_repeated(monkeypatch):

@@ -122,6 +122,18 @@ def test_a_later_probe_that_fails_does_not_affect_the_others(capsys):
     assert {row["probe"] for row in files.read_json(path)["rows"]} == {"retrieval"}
 
 
+def test_an_oracle_run_without_any_rows_has_failed(capsys):
+    """There is nothing to report, so the run is not half done: it is named with the reason, without a traceback."""
+    words = [word for word in ORACLE if not word.startswith(("oracle.reads", "probe.", "report"))]
+    assert recall(*words, "oracle.pairs=4", "oracle.reads=8") == 1  # two sequences, too few for a decoder
+    (folder,) = run_folders("main")
+    assert folders.status(folder)["state"] == "failed"
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "probe state_retention" in printed
+    assert "oracle.reads" in printed
+
+
 @pytest.mark.parametrize(
     ("part", "target"),
     [

@@ -4,6 +4,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from types import FrameType
@@ -11,6 +12,8 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -69,11 +72,19 @@ def _refuse_placement(swept: list[str]) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
-    """One job: one run in its folder. Returns its validation loss."""
+    """One job: one run in its folder. Returns its validation loss.
+
+    Raises ValueError where that folder is not the sweep's: of several experiments each may set its own name.
+    """
     from recall_lab import runner
 
     hydra_config = HydraConfig.get()
     parent = Path(str(config.root), str(config.name))
+    require(
+        current(parent).private.is_dir(),
+        f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
+        "give one name=…, or run the commands one by one",
+    )
     alone = hydra_config.mode != RunMode.MULTIRUN
     return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
 
@@ -84,7 +95,7 @@ def main(arguments: list[str]) -> int:
     os.environ[WORKER_OF] = str(os.getpid())
     # argparse, within Hydra, accepts no option between overrides.
     options = [word for word in arguments if word in ("-m", "--multirun")]
-    sys.argv = ["recall-lab run", *options, *(word for word in arguments if word not in options)]
+    sys.argv = ["recall-lab run", *options, *with_options_swept(word for word in arguments if word not in options)]
     Preflight.sweep = None
     code = _launch()
     sweep = Preflight.sweep
@@ -96,6 +107,30 @@ def main(arguments: list[str]) -> int:
         return print_error(error)
     finally:
         sweep.end()
+
+
+def with_options_swept(words: Iterable[str]) -> list[str]:
+    """The words of a command line, in which an option of a swept group is a sweep over its one value:
+    mixer=window,top_k mixer.budget=4 becomes mixer=window,top_k mixer.budget=choice(4).
+
+    Before it launches a sweep Hydra composes a configuration without the sweeps, in which the default mixer stands,
+    and refuses what that one lacks.
+    """
+    words = list(words)
+    read: list[Override | None] = []
+    for word in words:
+        try:
+            read.append(parse([word])[0])
+        except HydraException:  # --config-dir and its folder; or Hydra names the error
+            read.append(None)
+    swept = {override.key_or_group for override in read if override and override.is_sweep_override()}
+    for number, override in enumerate(read):
+        if override and not override.is_sweep_override() and not override.is_delete():
+            group, _, option = override.key_or_group.partition(".")
+            if option and group in swept:
+                value = override.get_value_element_as_str() or "''"
+                words[number] = f"{override.get_key_element()}=choice({value})"
+    return words
 
 
 def _launch() -> int:
