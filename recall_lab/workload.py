@@ -1,7 +1,7 @@
 """The kinds of run. Each is a frozen dataclass that holds exactly the settings it uses, and turns them into rows.
 
-conf/workload/NAME.yaml lists the settings of each kind; Hydra builds the object. What is not among its fields cannot
-have an effect on the result, so the fields are also what a run's name is a hash of (`recall_lab.runner`).
+conf/workload/NAME.yaml lists the settings of each kind; Hydra builds the object. A setting that is not a field cannot
+affect the result. The hash that names a run is therefore computed from the fields (`recall_lab.runner`).
 """
 
 import copy
@@ -9,8 +9,8 @@ import dataclasses
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,22 +30,22 @@ from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores, Testing, Training
 
 MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
-"""Makes one layer's mixer from d_model; a list of them: the layers take them in turn."""
+"""A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
 
 log = logging.getLogger("recall_lab")
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a run works: its folder and device, what shows its progress, and whether it should stop."""
+    """What a run needs besides its settings: folder, device, a report of progress, and whether to stop."""
 
     folder: Path
     device: torch.device
     advance: Callable[[Scores], None] = lambda point: None
     """Called with every new point of the training curve."""
     stop: Callable[[], bool] = lambda: False
-    """Asked before every training step and every tested cell; where it says True, train.Interrupted is raised (after a
-    checkpoint was saved)."""
+    """Called before every training step and every tested cell. If it returns True, train.Interrupted is raised; during
+    training a checkpoint is saved first."""
 
     def check(self) -> None:
         """Raises train.Interrupted if the run should stop."""
@@ -55,11 +55,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found."""
+    """The results of a run."""
 
     rows: list[Row]
     summary: str
-    """In a few words, for the terminal."""
+    """The result in a few words, for the terminal."""
     loss: float = 0.0
     """The last validation loss; 0 where nothing was trained."""
     missing: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class TrainAndTest(Workload):
     test: Testing
     probe: dict[str, Probe] | None = None
     seed: int = 0
-    """Of the model's initial weights."""
+    """Seed of the model's initial weights."""
     data_seed: int = 0
-    """Of the streams of data, which are the same for every mixer."""
+    """Seed of the streams of data, which are the same for every mixer."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
@@ -140,9 +140,9 @@ class AskOracle(Workload):
     mixer: MixerFactory
     probe: dict[str, Probe] | None = None
     seed: int = 0
-    """Of the mechanism's initial weights, and of the keys and values."""
+    """Seed of the mechanism's initial weights, and of the keys and values."""
     data_seed: int = 0
-    """Of the keys and values."""
+    """Seed of the keys and values."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
@@ -164,15 +164,15 @@ class AskOracle(Workload):
         rows: list[Row] = []
         missing: list[str] = []
         for probe in (self.probe or {}).values():
-            with _isolated("", missing):
-                rows += probing.run_on_trace(probe, trace, copy.deepcopy(rng))
+            rows += _rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
+        require(bool(rows), "; ".join(missing) or "the probes returned no rows")
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun(Workload):
-    """Runs probes on the model of a finished run, or puts another mixer on its weights and tests it.
+    """Runs probes on the model of a finished run, or tests its weights with another mixer.
 
     Raises ValueError where the mixer does not fit the weights.
     """
@@ -185,7 +185,7 @@ class ProbeRun(Workload):
     probe: dict[str, Probe] | None = None
     data_seed: int = 0
     swapped: str = ""
-    """The mixer's name, where it is not the one that was trained: it is then scored on the test cells too."""
+    """Name of the mixer if it is not the trained one; it is then also scored on the test cells."""
 
     def run(self, space: Workspace) -> Outcome:
         cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))
@@ -254,23 +254,23 @@ def probe_model(
         traces = probing.trace_model(model, batch)
         for probe in (probes or {}).values():
             draws = copy.deepcopy(rng)
-            with _isolated(f" (cell {cell})", missing):
-                if probing.takes(probe) == "trace":
-                    found = [row for trace in traces for row in probing.run_on_trace(probe, trace, draws)]
-                else:
-                    found = probing.run_on_model(probe, model, batch, draws)
-                rows += [{**columns, **row} for row in found]
+            if probing.takes(probe) == "trace":
+                calls = [partial(probing.run_on_trace, probe, trace, draws) for trace in traces]
+            else:
+                calls = [partial(probing.run_on_model, probe, model, batch, draws)]
+            found = [row for call in calls for row in _rows_of(call, f" (cell {cell})", missing)]
+            rows += [{**columns, **row} for row in found]
     return rows, missing
 
 
-@contextmanager
-def _isolated(where: str, missing: list[str]) -> Iterator[None]:
-    """Lets one probe fail without the others: the failure becomes a line of `missing`."""
+def _rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
+    """What one probe returns. Where it fails, the failure becomes a line of `missing`, and sound rows are kept."""
     try:
-        yield
+        return call()
     except probing.ProbeError as error:
         log.exception("a probe failed%s", where)
         missing.append(one_line(error) + where)
+        return error.rows
 
 
 def cell_columns(task: Task) -> Row:

@@ -1,4 +1,4 @@
-"""Files written whole, and the folders of sweeps."""
+"""Atomic writing of files, and the folders of sweeps."""
 
 import io
 import json
@@ -19,7 +19,7 @@ def test_no_bare_nan_in_json(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"value": 1.5}
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, [1])
     with pytest.raises(UnicodeEncodeError), files.replacing(path) as temporary:
@@ -54,7 +54,7 @@ def test_claim(tmp_path, monkeypatch):
 
 
 def test_a_damaged_config_is_named(tmp_path):
-    for content in ("a: [1", "- 1", "\x00"):
+    for content in ("a: [1", "- 1", "\x00", "", "task: {length: 8}\n", "choice:\n  task: mqar\n"):  # some are cut short
         (tmp_path / "config.yaml").write_text(content)
         with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
             folders.read_config(tmp_path)
@@ -62,6 +62,7 @@ def test_a_damaged_config_is_named(tmp_path):
 
 def test_settings_survive_the_file(tmp_path):
     config = {"a": 1e-5, "b": 1.0, "c": None, "d": "β: [1]", "e": [{"x": 1}], "f": True, "g": "1e-3"}
+    config["choice"] = {"task": "mqar", "mixer": "softmax"}
     folders.write_config(tmp_path, config)
     assert folders.read_config(tmp_path) == config
 

@@ -1,4 +1,4 @@
-"""Retrieval: counts, splits and intervals against answers that are known to be right or wrong."""
+"""Probe retrieval: counts, splits and intervals for answers that are known to be right or wrong."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from recall_lab.task.mqar import MQAR
 
 
 class Answers(torch.nn.Module):
-    """Stands for a model: right at the marked places, and sure of a wrong class at the others."""
+    """A model that answers correctly at marked positions, and is certain of a wrong class at the others."""
 
     def __init__(self, targets, right, vocab):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        said = np.where(right, targets, (targets + 1) % vocab)
-        self.logits = torch.nn.functional.one_hot(torch.from_numpy(said.astype(np.int64)).clamp(min=0), vocab) * 20.0
+        chosen = np.where(right, targets, (targets + 1) % vocab)
+        self.logits = torch.nn.functional.one_hot(torch.from_numpy(chosen.astype(np.int64)).clamp(min=0), vocab) * 20.0
 
     def forward(self, tokens, scored):
         return self.logits[scored]
@@ -28,8 +28,8 @@ def test_retrieval_counts(rng):
     rows = retrieval(Answers(batch.targets, right, 32), batch, rng, by=("age", "source"), values=4)
     hit = right[batch.scored]
     assert value(rows, "accuracy") == pytest.approx(hit.mean())
-    whole = (right | ~batch.scored).all(1).mean()
-    assert value(rows, "sequence_accuracy") == pytest.approx(whole)
+    complete = (right | ~batch.scored).all(1).mean()
+    assert value(rows, "sequence_accuracy") == pytest.approx(complete)
     age = (np.arange(32) - batch.factors["source"])[batch.scored]
     by_age = [row for row in rows if row["metric"] == "accuracy_by_age"]
     assert sum(row["count"] for row in by_age) == len(hit)

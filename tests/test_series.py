@@ -1,4 +1,4 @@
-"""Condition, replicate, circumstance: which runs are averaged, and what a series is called."""
+"""Conditions, replicates and circumstances: which runs are averaged, and how series are named."""
 
 import copy
 
@@ -104,7 +104,7 @@ def test_listed_settings_make_no_series(key, tmp_path):
 
 
 def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
-    """Runs of one seed with one thread and with two are no two seeds."""
+    """A run repeated with another number of threads does not count as a second seed."""
     write(tmp_path, "a", settings_of("threads=1"), value=0.2, started="2026-01-02")
     write(tmp_path, "b", settings_of("threads=2"), value=0.6, started="2026-01-01")
     write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
@@ -113,8 +113,8 @@ def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
     assert results.repeated(tmp_path) == ["b repeats a (threads=2 → 1); the newer is used"]
 
 
-def test_runs_that_differ_in_probes_alone_share_their_scores_series(tmp_path):
-    """The scores do not depend on a probe: one replicate, not two; the probe's own rows tell the settings apart."""
+def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
+    """Scores do not depend on probes, so they are one replicate. Rows of the probe are two series."""
     write(tmp_path, "a", settings_of("probe=[state_retention]"), value=0.2, started="2026-01-01")
     write(
         tmp_path, "b", settings_of("probe=[state_retention]", "probe.state_retention.ridge=0.1"), started="2026-01-02"
@@ -134,7 +134,7 @@ def test_a_mean_over_different_settings_is_refused(tmp_path):
         results.summarise(table, ["mixer"])
 
 
-def test_names_are_short_and_numbers_plain(tmp_path):
+def test_names_are_short(tmp_path):
     cells = ["train.cells=[{length: 16, pairs: 4}, {length: 128, pairs: 32}]", "train.cells=[{length: 16, pairs: 4}]"]
     write(tmp_path, "a", settings_of("train.weight_decay=0.10", cells[0]))
     write(tmp_path, "b", settings_of("train.weight_decay=0.001", cells[1]))
@@ -157,7 +157,7 @@ def test_a_hybrid_is_named_by_its_parts(tmp_path):
     assert set(results.collect(tmp_path)["series"]) == {"hybrid(delta_rule, softmax)", "hybrid(window, softmax)"}
 
 
-def test_an_axis_is_no_part_of_the_name():
+def test_an_axis_is_not_in_the_name():
     widths = pd.DataFrame([{"mixer.d_key": d, "mixer.d_value": d, "mixer.heads": h} for d in (8, 16) for h in (1, 2)])
     table = widths.assign(mixer="linear", task="mqar")
     assert series(table).nunique() == 4

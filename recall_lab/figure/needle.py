@@ -5,20 +5,20 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 
 ACROSS = 8
-"""Heat maps in a row."""
+"""Most heat maps per row."""
 DEPTH, LENGTH = "task.depth", "task.length"
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("needle", figure) where needles were tested at several depths: depth × length, one column per series, one row
-    per haystack and whatever else varies.
+    """Yields ("needle", figure) if needle was tested at several depths: heat maps of depth × length, one column per
+    series, one row per haystack and combination of other parameters that vary.
 
-    Cells: mean accuracy over seeds in per cent. All panels show the same cells, blank where a series was not tested.
-    White line: longest length that the series was trained on.
+    Cells: mean accuracy over seeds in per cent. All heat maps have the same cells, blank where a series was not tested.
+    White line: the longest length in training.
     """
     if not {DEPTH, LENGTH} <= set(table):
         return
@@ -45,7 +45,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     own = summarise(part[part["series"] == name], ["series", DEPTH, LENGTH], ("accuracy",))
                     grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
                     ax.set_axis_on()
-                    style.heatmap(ax, grid.rename(index=lambda depth: 100 * depth))
+                    heatmap.cells(ax, grid.rename(index=lambda depth: 100 * depth))
                     if name in trained:
                         ax.axvline(sum(n <= trained[name] for n in lengths), color="white", linewidth=2)
                 line[0].set_ylabel(f"{title}\ndepth (%)".strip())
@@ -53,8 +53,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_title(name.replace("/", "\n").replace(" ", "\n"), fontsize="medium")
             for ax in axes[(block + 1) * len(rows) - 1][: len(names)]:
                 ax.set_xlabel("length n")
-        style.heatmap_bar(made, axes)
+        heatmap.colour_bar(made, axes)
         made.suptitle(
-            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length trained on"
+            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length in training"
         )
     yield "needle", made
