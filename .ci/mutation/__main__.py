@@ -64,11 +64,8 @@ def main() -> None:
         print("\n".join(f"{m['key']} {m['operator']}\n{m['diff']}\n" for m in chosen))
         return
     done = outcomes(results)
-    run(
-        [m for m in chosen if m["key"] not in done or (options.again and done[m["key"]] == "survived")],
-        options,
-        results,
-    )
+    again = ("untested", "survived") if options.again else ("untested",)
+    run([m for m in chosen if done.get(m["key"], "untested") in again], options, results)
     done = outcomes(results)
     summarise(chosen, done)
     if done.get(UNCHANGED, "survived") != "survived":
