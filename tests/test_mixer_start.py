@@ -142,3 +142,15 @@ def test_learned_gates_have_a_projection_and_fixed_ones_have_none():
     assert build("softmax", learned_sink=False).sink_bias is None
     assert build("softmax", short_conv=0).conv is None
     assert build("softmax", short_conv=3, d_key=4, d_value=6).conv.weight.shape == (28, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("delta_rule", "allow_neg_eigval"), ("gated_delta", "allow_neg_eigval"), ("linear", "normalizer"),
+     ("softmax", "learned_sink")]
+)  # fmt: skip
+def test_one_is_no_flag(name, option):
+    mixer = build(name)
+    setattr(mixer, option, 1)
+    with pytest.raises(ValueError, match=f"^{option}=1: must be"):
+        type(mixer).__post_init__(mixer)

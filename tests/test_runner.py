@@ -158,3 +158,10 @@ def test_asking_to_stop_waits_until_the_runs_have_ended(tmp_path):
     sweep.end()
     assert not sweep.asked_to_stop()
     assert sweep.events() == []
+
+
+def test_a_run_that_another_process_has_is_busy_at_once(tmp_path):
+    with runner.locked(tmp_path), pytest.raises(runner.Busy), runner.locked(tmp_path):
+        pass
+    with runner.locked(tmp_path):
+        pass
