@@ -147,3 +147,14 @@ def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
 def test_impossible_sizes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Oracle(**fields)
+
+
+def test_every_key_written_so_far_is_queried_equally_often():
+    """Two passes over five pairs: position t queries one of the first t + 1 pairs, by its last writing."""
+    source = draw(pairs=5, d_key=8, passes=2, reads=20_000).source
+    for position, column in enumerate(source.T):
+        share = torch.bincount(column % 5, minlength=5) / len(column)
+        written = min(position + 1, 5)
+        assert share[:written].tolist() == pytest.approx([1 / written] * written, abs=0.04)
+        assert not share[written:].any()
+    assert int(source[:, -1].min()) == 5

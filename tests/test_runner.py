@@ -75,8 +75,8 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
     assert runner.execute(settings(), parent) == runner.FAILED
     assert sweep.last()[runner.identity(settings())]["event"] == "interrupted"
     sweep.end()
-    for alone, printed in ((True, 0), (False, 1)):
-        assert runner.execute(settings("task.pairs=9"), parent, alone) == runner.FAILED
+    for alone, printed in (({}, 0), ({"alone": False}, 1)):
+        assert runner.execute(settings("task.pairs=9"), parent, **alone) == runner.FAILED
         assert capsys.readouterr().out.count("failed    ") == printed
 
 
