@@ -67,29 +67,37 @@ LISTED = {*results.REPLICATES, *results.CIRCUMSTANCES, *results.CELLS}
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_no_setting_can_be_averaged_away(mixer, tmp_path):
-    """Two runs that differ in one key alone never share a series, unless the key is on a list."""
-    for number, overrides in enumerate((TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,)):
+    """A run that differs from another in one key alone never shares its series, unless the key is on a list."""
+    for overrides in (TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,):
+        sweep = tmp_path / overrides[0]
         config = settings_of(*overrides, mixer=mixer)
-        for index, path in enumerate(leaves(config)):
+        write(sweep, "base", config)
+        for path in leaves(config):
+            write(sweep, ".".join(path), changed(config, path))
+        table = results.collect(sweep)
+        scores = table[table["split"] == "test"].set_index("run")["series"]
+        probes = table[table["split"] == "probe"].set_index(["run", "probe"])["series"]
+        for path in leaves(config):
             name = ".".join(path)
-            if mixer not in ("delta_rule", "hybrid") and path[0] != "mixer":
-                continue
-            sweep = tmp_path / f"{number}-{index}"
-            write(sweep, "a", config)
-            write(sweep, "b", changed(config, path))
-            if name in LISTED:
+            if name in LISTED or name not in set(table["run"]):
                 assert not name.startswith(("mixer.", "model.", "task.", "oracle.", "probe."))
-                continue
-            table = results.collect(sweep)
-            if path[0] == "probe":
-                table = table[table["probe"] == path[1]]
+            elif path[0] == "probe":
+                assert probes[name, path[1]] != probes["base", path[1]], name
             elif name == "test.probe_sequences":
-                table = table[table["split"] == "probe"]
-            assert table["series"].nunique() == 2, name
-            if name not in results.SELECTED:
-                continue
-            alone = results.select(pd.concat([table, table.assign(split="validation")]), results.SELECTED)
-            assert alone["series"].nunique() == 1, name
+                assert (probes[name] != probes["base"]).all()
+            else:
+                assert scores[name] != scores["base"], name
+
+
+def test_what_is_selected_makes_no_series(tmp_path):
+    config = settings_of()
+    for name, rate in (("a", 0.01), ("b", 0.02)):
+        write(tmp_path, name, settings_of(f"train.lr={rate}"))
+    table = results.collect(tmp_path)
+    assert set(table["series"]) == {"delta_rule lr=0.01", "delta_rule lr=0.02"}
+    both = pd.concat([table, table.assign(split="validation")], ignore_index=True)
+    assert set(results.select(both)["series"]) == {"delta_rule"}
+    assert config["select"] == list(results.SELECTED)
 
 
 @pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
