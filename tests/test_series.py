@@ -67,7 +67,7 @@ LISTED = {*results.REPLICATES, *results.CIRCUMSTANCES, *results.CELLS}
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_no_setting_can_be_averaged_away(mixer, tmp_path):
-    """Two runs that differ in one key alone never share a series, unless the key is on a list."""
+    """Two runs that differ in a single key are different series, unless the key is on one of the lists."""
     for number, overrides in enumerate((TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,)):
         config = settings_of(*overrides, mixer=mixer)
         for index, path in enumerate(leaves(config)):
