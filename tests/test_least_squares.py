@@ -93,7 +93,7 @@ forms = pytest.mark.parametrize("form", ["parallel", "run_recurrence"])
 @forms
 @pytest.mark.parametrize("ridge", [1e-6, 1e-8])
 def test_nearly_dependent_keys_are_refused_where_rounding_decides(form, ridge):
-    with pytest.raises(ValueError, match=r"^ridge: the keys so far are so nearly dependent .* in float32"):
+    with pytest.raises(ValueError, match=r"^ridge: must be larger, since the keys are .* dependent .* in float32"):
         answers(torch.float32, ridge, form)
 
 

@@ -96,7 +96,7 @@ def test_effective_attention_gives_the_outputs(name, options):
     mixer = build(name, **options)
     q, k, v, gates, _ = mixer.project(draw(mixer, 100))
     if not mixer.linear_in_v:
-        with pytest.raises(TypeError, match="influence"):
+        with pytest.raises(TypeError, match="is not linear in v"):
             mixer.effective_attention(q, k, gates)
         return
     o, _ = mixer.parallel(q, k, v, gates)

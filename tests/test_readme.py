@@ -36,6 +36,7 @@ def test_the_task_fulfils_the_contract(mine):
     task = importlib.import_module("reversal").Reversal(length=12, letters=5)
     batch = task.sample(50, np.random.default_rng(0))
     assert np.array_equal(task.solve(batch.tokens), batch.targets)
+    assert np.array_equal(task.roles(batch.tokens) == "query", batch.scored)
     rows, positions = np.nonzero(batch.scored)
     assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, positions]], batch.targets[rows, positions])
     with pytest.raises(ValueError, match="length=7: must be even"):

@@ -130,7 +130,7 @@ def test_different_settings_have_different_folders():
         (["task=nothing"], "there is no task 'nothing'; there are "),
         (["experiment=nothing"], "there is no experiment 'nothing'; there are "),
         (["task.pairs=9"], "a length of at least 36 (2 positions each), not 16"),
-        (["task.pairs=99", "task.length=400"], "has only 15 keys"),
+        (["task.pairs=99", "task.length=400"], "give only 15 keys"),
         (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
         (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda, mps"),
         (["threads=0"], "threads=0: must be a whole number of at least 1"),

@@ -114,7 +114,7 @@ def test_ctrl_c_explains_how_to_resume():
         process.wait(timeout=120)
         message = process.stderr.read()
     assert process.returncode == 130
-    assert message.splitlines() == ["recall-lab: interrupted; the same command goes on from here"]
+    assert message.splitlines() == ["recall-lab: interrupted; the same command resumes the runs"]
     assert states("long") == ["interrupted"]
 
 
@@ -186,7 +186,7 @@ def test_a_signal_to_the_command_alone_stops_its_workers(number):
         process.wait(timeout=90)
         printed = process.stderr.read()
     assert process.returncode == 128 + number
-    assert printed == "recall-lab: interrupted; the same command goes on from here\n"
+    assert printed == "recall-lab: interrupted; the same command resumes the runs\n"
     assert states("long") == ["interrupted"] * 2
     before = [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")]
     assert not list(Path("outputs/long").glob(".sweep-*"))

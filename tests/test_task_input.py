@@ -111,9 +111,9 @@ def test_every_key_has_an_effect(name):
         (
             "mqar",
             {"key_parts": 3, "key_alphabet": 64},
-            r"key_parts=3 of key_alphabet=64 has only 127 ids for keys: at least 192",
+            r"key_parts=3 and key_alphabet=64 need 192 ids for keys, but there are only 127",
         ),
-        ("mqar", {"key_parts": 2, "key_alphabet": 2}, r"pairs=8 .*key_alphabet=2 has only 4 keys"),
+        ("mqar", {"key_parts": 2, "key_alphabet": 2}, r"pairs=8 .*key_alphabet=2 give only 4 keys"),
         ("mqar", {"gap_exponent": -1.0}, r"^gap_exponent=-1.0: must be a number from 0 to 1$"),
         ("mqar", {"gap_exponent": 12}, r"^gap_exponent=12: must be a number from 0 to 1$"),  # weights underflow
         ("paired_recall", {"pairs": 64}, r"pairs=64.*length of at least 65, not 64"),
@@ -130,7 +130,7 @@ def test_every_key_has_an_effect(name):
         ("noisy_recall", {"pairs": 22}, r"pairs=22 need a length of at least 66, not 64"),
         ("induction", {"length": 2}, r"^length=2: must be a whole number of at least 3$"),
         ("copying", {"length": 63}, r"^length=63: must be even"),
-        ("joint_recall", {"pairs": 11}, r"contexts=3 of pairs=11 need a length of at least 135, not 128"),
+        ("joint_recall", {"pairs": 11}, r"contexts=3 and pairs=11 need a length of at least 135, not 128"),
         ("joint_recall", {"contexts": 300, "length": 4096}, r"need 2400 values, but vocab=256 has only 0"),
         ("joint_recall", {"pairs": 43, "length": 1024}, r"need 129 values, but vocab=256 has only 126"),
         ("state_tracking", {"group": "a5"}, r"^group='a5': must be one of parity, s3, s4, s5$"),

@@ -197,7 +197,7 @@ def test_moments_of_correlated_keys(rng):
     mean, variance = keys.cosine_moments("correlated", 32, 0.4)
     assert cosines.mean() == pytest.approx(mean, abs=0.002)
     assert cosines.var() == pytest.approx(variance, rel=0.03)
-    with pytest.raises(ValueError, match="no closed form for keys=softplus"):
+    with pytest.raises(ValueError, match="keys='softplus': must be random, correlated or relu"):
         keys.cosine_moments("softplus", 32)
 
 
