@@ -134,7 +134,7 @@ def test_probes_on_a_paired_task_and_a_softmax_model(rng):
     torch.manual_seed(0)
     model = Model(vocab=32, mixer=instantiate(config("mixer=softmax").mixer), d_model=16, layers=1, mlp=0.0)
     batch = PairedRecall(vocab=32, length=24, pairs=8).sample(6, rng)
-    rows = base.run([partial(state_retention, read="other"), effective_attention, dynamic_access], model, batch, rng)
+    rows = base.run([partial(state_retention, read="asked"), effective_attention, dynamic_access], model, batch, rng)
     assert {"top1", "target_share", "rank", "moved"} <= {row["metric"] for row in rows}
 
 

@@ -149,7 +149,7 @@ def test_an_empty_state(rng):
         ({"ridge": -1}, "ridge=-1: must be a number of at least 0"),
         (
             {"lags": (1,)},
-            r"probe.state_retention.lags needs at least 4 sequences, and there are 2: raise test.probe_sequences",
+            r"probe.state_retention.lags needs at least 4 sequences, but there are 2: raise test.probe_sequences",
         ),
     ],
 )

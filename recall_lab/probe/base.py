@@ -156,7 +156,7 @@ def bins(values: np.ndarray, count: int, weight: np.ndarray | None = None, least
     """Sorts values into at most `count` bins, equally wide in log(value + 1): for each bin, the indices of its values.
 
     values  integers of at least 0
-    weight  the number of measurements behind each value; None: 1
+    weight  the number of measurements of each value; None: 1
     least   least number of measurements per bin: a bin with fewer is merged with the next, the last with the previous
     Every value is in exactly one bin, and no bin is empty.
     """
