@@ -184,7 +184,7 @@ def test_scaled_gives_the_reason_for_what_is_impossible():
     scaled = MQAR(vocab=32).scaled((1, 2, 4))
     assert [cell["pairs"] for cell in scaled.cells] == [8]
     assert len(scaled.impossible) == 2
-    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32 ")
+    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32, ")
     assert SubsetAverage().scaled((2, 4)).impossible == [
         "length=256, points=128: points=128 but pool=64: must be at most pool"
     ]
