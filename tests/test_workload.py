@@ -10,7 +10,7 @@ import yaml
 from command_line import TINY, ask, recall, run_folders, shell
 from conftest import CONF
 
-from recall_lab import building, files, folders, results, workload
+from recall_lab import building, files, folders, messages, results, workload
 from recall_lab.cli.base import compose, resolved
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -157,6 +157,26 @@ def test_a_folder_from_somebody_else_runs_no_code(part, target, capsys):
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert f"{part}._target_={target}" in printed
+
+
+def test_a_part_without_target_is_named():
+    config = resolved(compose([]), {"task": "mine", "mixer": "softmax"})
+    with pytest.raises(ValueError, match="task: its configuration has no _target_, so it is no Task"):
+        building.build(config | {"task": {"length": 8}})
+
+
+def test_a_yaml_with_a_syntax_error_gives_one_line(tmp_path, capsys):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/mine.yaml").write_text("length: [8\nx: }\n")
+    assert recall("--config-dir", str(tmp_path), "task=mine") == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "mine.yaml" in printed
+
+
+def test_an_error_whose_message_says_little_comes_with_its_type():
+    assert messages.one_line(KeyError("heads")) == "KeyError: 'heads'"
+    assert messages.one_line(ValueError("heads=0: must be positive")) == "heads=0: must be positive"
 
 
 def test_a_nested_target_is_checked_too():
