@@ -117,7 +117,9 @@ def test_a_probe_that_fails_later_leaves_the_others_alone(capsys):
     (folder,) = run_folders("main")
     words = ["probe=[retrieval,state_retention]", "probe.state_retention.lags=[1]", "test.probe_sequences=2"]
     assert ask(str(folder), *words) == 1
-    assert "probe state_retention, layer 0" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "probe state_retention, layer 0" in printed
+    assert "Traceback" in (folder / "run.log").read_text(encoding="utf-8")
     (path,) = folder.glob("probe-*.json")
     assert {row["probe"] for row in files.read_json(path)["rows"]} == {"retrieval"}
 
