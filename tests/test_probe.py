@@ -170,6 +170,26 @@ def test_a_probe_that_fails_is_named_with_its_layer(rng):
         base.run_on_trace(partial(state_retention, lags=(1,)), trace, rng)
 
 
+def test_rows_hold_plain_numbers(rng):
+    """Numbers of numpy and torch become Python's, which can be written; a row without a number is an error."""
+    trace = traced(DeltaRule, pairs=4, d_key=8, reads=8)
+
+    def plain(trace, rng):
+        return [{"metric": "a", "value": torch.tensor(0.5), "lag": np.int64(3)}]
+
+    (row,) = base.run_on_trace(plain, trace, rng)
+    assert row == {"probe": "plain", "metric": "a", "value": 0.5, "lag": 3}
+    assert type(row["value"]) is float
+    assert type(row["lag"]) is int
+    for wrong in ({"metric": "a"}, {"value": 1.0}, {"metric": "a", "value": "much"}, {"metric": "a", "value": None}):
+
+        def odd(trace, rng, wrong=wrong):
+            return [wrong]
+
+        with pytest.raises(ProbeError, match=r"probe odd, layer 0: .*must have a metric and a number as value"):
+            base.run_on_trace(odd, trace, rng)
+
+
 def test_a_row_that_is_not_finite_is_named_and_the_others_are_kept(rng):
     with pytest.raises(ProbeError, match=r"^probe undefined, layer 0: metric bad: value is nan$") as caught:
         base.run_on_trace(undefined, traced(pairs=4, d_key=4, reads=4), rng)

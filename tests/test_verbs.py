@@ -11,6 +11,7 @@ import pytest
 from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
 
+from recall_lab import __main__ as main
 from recall_lab import results
 from recall_lab.cli import show
 
@@ -26,6 +27,18 @@ def test_help_needs_no_torch_and_little_time():
     probe = "import sys, recall_lab.__main__ as m; sys.argv[1:] = ['--help']\n"
     probe += "try: m.main()\nexcept SystemExit: print('torch' in sys.modules, 'hydra' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", probe], text=True).endswith("False False\n")
+
+
+def test_an_interrupted_verb_gives_one_line(monkeypatch, capsys):
+    def interrupted(chosen):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_verb", interrupted)
+    monkeypatch.setattr(sys, "argv", ["recall-lab", "report", "outputs/main"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "recall-lab: interrupted\n"
 
 
 def test_cfg_job_prints_and_runs_nothing():

@@ -59,6 +59,7 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     """Probes one run and writes the rows to a file of their own, which repeating the same probe replaces."""
     from recall_lab import machine
     from recall_lab.building import build
+    from recall_lab.runner import logging_to
     from recall_lab.workload import Workspace
 
     trained = folders.read_config(run)
@@ -70,7 +71,8 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     name = f"{run.name} {mixer}" + (f" with the weights of {trained['choice']['mixer']}" if swapped else "")
     device = machine.prepare(config["device"], config["threads"])
     target = {"_target_": "recall_lab.workload.ProbeRun", "swapped": mixer if swapped else ""}
-    outcome = build(config | target).run(Workspace(run, device))
+    with logging_to(run / "run.log"):  # tracebacks
+        outcome = build(config | target).run(Workspace(run, device))
     columns = {"mixer": mixer} | {
         key: value
         for key, value in flatten({part: config[part] for part in CHANGEABLE}).items()

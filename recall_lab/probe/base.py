@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,10 @@ def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
 
 def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
     try:
-        rows = [{"probe": name(probe), **row} for row in probe(*arguments)]
+        rows = [{"probe": name(probe)} | {key: _plain(x) for key, x in row.items()} for row in probe(*arguments)]
+        for row in rows:
+            number = isinstance(row.get("value"), int | float)
+            require(number and isinstance(row.get("metric"), str), f"{row}: must have a metric and a number as value")
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ProbeError(f"{title}: {kind}{error}") from error
@@ -126,6 +129,11 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
         listed = "; ".join(f"metric {metric}: {fault}" for metric, fault in faults.items())
         raise ProbeError(f"{title}: {listed}", sound)
     return rows
+
+
+def _plain(x: Any) -> Any:
+    """A number of numpy or torch as one of Python, which can be written to a file; anything else as it is."""
+    return x.item() if isinstance(x, np.generic | Tensor) else x
 
 
 def takes(probe: Probe) -> str:
