@@ -118,7 +118,7 @@ def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
     write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
     (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
-    assert results.repeated(tmp_path) == ["b repeats a (threads=2 → 1); the newer is used"]
+    assert results.repeated(tmp_path) == ["b is repeated by a (threads=2 → 1), which is used"]
 
 
 def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
@@ -156,7 +156,7 @@ def test_names_are_short(tmp_path):
     names = set(results.collect(tmp_path)["series"])
     assert len(names) == 4
     assert all(len(name) < 90 for name in names)
-    assert any("cells=(length 16–128, pairs 4–32 #" in name for name in names)
+    assert any("cells=(length 16–128, pairs 4–32, #" in name for name in names)
 
 
 def test_a_hybrid_is_named_by_its_parts(tmp_path):
