@@ -148,16 +148,17 @@ def name(probe: Probe) -> str:
     return probe.__name__
 
 
-def positions(trace: Trace, at: Sequence[float | int]) -> list[int]:
-    """The index of the last position within each share `at` of the sequence, rounded: ascending, without repeats.
+def positions(trace: Trace, after: Sequence[float | int]) -> list[int]:
+    """The index of the last position within each share `after` of the sequence, rounded: ascending, without repeats.
 
     A share of 1 gives n − 1 for a sequence of length n. Raises ValueError for a share outside (0, 1].
     """
     length = trace.q.shape[2]
     require(
-        all(0 < share <= 1 for share in at), f"at={list(at)}: must be shares of the sequence, above 0 and at most 1"
+        all(0 < share <= 1 for share in after),
+        f"after={list(after)}: must be shares of the sequence, above 0 and at most 1",
     )
-    return sorted({max(1, round(share * length)) - 1 for share in at})
+    return sorted({max(1, round(share * length)) - 1 for share in after})
 
 
 def bins(values: np.ndarray, count: int, weight: np.ndarray | None = None, least: int = 0) -> list[np.ndarray]:
