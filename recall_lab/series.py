@@ -52,7 +52,7 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     for _, rows in table.groupby(groups, dropna=False, sort=False):
         # The brackets of a hybrid name its parts, unless two modules have the same name.
         bracketed = mixers[rows.index].nunique() == len(text.loc[rows.index, parts].drop_duplicates())
-        for column in _telling(text.loc[rows.index].drop_duplicates()):
+        for column in _distinguishing(text.loc[rows.index].drop_duplicates()):
             if column in parts and bracketed:
                 continue
             word = _word(column, columns)
@@ -96,7 +96,7 @@ def _digest(text: str) -> str:
     return "#" + hashlib.sha256(text.encode()).hexdigest()[:4]
 
 
-def _telling(distinct: pd.DataFrame) -> list[str]:
+def _distinguishing(distinct: pd.DataFrame) -> list[str]:
     """Columns that together distinguish all rows. Each separates rows that are equal in the columns before it."""
     chosen: list[str] = []
     parts = 1

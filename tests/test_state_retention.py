@@ -142,7 +142,7 @@ def test_an_empty_state(rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"after": (0.5, 2)}, r"after=\[0.5, 2\]: must be shares of the sequence"),
+        ({"after": (0.5, 2)}, r"after=\[0.5, 2\]: must be shares above 0"),
         ({"age_bins": -1}, "age_bins=-1: must be a whole number of at least 0"),
         ({"age_reads": -1}, "age_reads=-1: must be a whole number of at least 0"),
         ({"lags": (True,)}, "lags=True: must be a whole number"),

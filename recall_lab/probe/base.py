@@ -156,7 +156,7 @@ def positions(trace: Trace, after: Sequence[float | int]) -> list[int]:
     length = trace.q.shape[2]
     require(
         all(0 < share <= 1 for share in after),
-        f"after={list(after)}: must be shares of the sequence, above 0 and at most 1",
+        f"after={list(after)}: must be shares above 0 and at most 1",
     )
     return sorted({max(1, round(share * length)) - 1 for share in after})
 

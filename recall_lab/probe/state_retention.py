@@ -34,8 +34,8 @@ def state_retention(
     """Measures what the state holds at several positions of the sequence.
 
     after       shares of the sequence after which the state is measured; 1: after the last token
-    read        which keys are queried: "all" keys written so far whose pair has not been overwritten by then, or only those
-                "asked", which the batch itself queries
+    read        which keys are queried: "all" keys written so far whose pair has not been overwritten by then, or only
+                those "asked", which the batch itself queries
     age_bins    number of bins, equally wide in the logarithm, of the age of a pair in tokens; 0: no rows by age
     age_reads   least number of answers per bin; a bin with fewer is merged with its neighbour
     spectrum    whether the singular values of S are measured, for mechanisms that have a matrix S in their state
