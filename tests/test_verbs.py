@@ -41,6 +41,26 @@ def test_an_interrupted_verb_gives_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "recall-lab: interrupted\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["probe=[]"], "nothing to measure"),
+        (["mixer=window,top_k"], "mixer=window,top_k: has several values"),
+        (["mixer=window", "mixer.budget=2,4"], "mixer.budget=2,4: has several values"),
+        (["test.tokens=4"], "nothing to measure"),
+        (["probe=retrieval", "test.tokens=4"], "test.tokens has no effect here without another mixer"),
+        (["probe=retrieval", "test.sequences=4"], "test.sequences has no effect here without another mixer"),
+        (["mixer=window", "test.probe_sequences=4"], "test.probe_sequences has no effect here without a probe"),
+    ],
+)
+def test_a_later_probe_refuses_what_would_be_ignored(words, message, capsys):
+    assert recall(*TINY) == 0
+    (folder,) = run_folders("main")
+    assert ask(str(folder), *words) == 2
+    assert message in capsys.readouterr().err
+    assert list(folder.glob("probe-*.json")) == []
+
+
 def test_cfg_job_prints_and_runs_nothing():
     done = shell("run", "mixer=linear", "--cfg", "job")
     assert done.returncode == 0

@@ -34,6 +34,8 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
             part in CHANGEABLE,
             f"{override.key_or_group}: of a finished run only probe, mixer and test can be changed",
         )
+        several = f"{override.input_line}: has several values; run the command once for each"
+        require(not override.is_sweep_override(), several)
     path = Path(folder).resolve()
     single = (path / "status.json").exists()
     runs = [path] if single else folders.with_rows(path)
@@ -69,6 +71,7 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     config = changed(trained, words, overrides, config_dir)
     mixer = config["choice"]["mixer"]
     swapped = config["mixer"] != trained["mixer"]
+    _refuse_without_effect({override.key_or_group for override in overrides}, bool(config["probe"]), swapped)
     name = f"{run.name} {mixer}" + (f" with the weights of {trained['choice']['mixer']}" if swapped else "")
     device = machine.prepare(config["device"], config["threads"])
     target = {"_target_": "recall_lab.workload.ProbeRun", "swapped": mixer if swapped else ""}
@@ -87,6 +90,15 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     for line in outcome.missing:
         print_error(f"{run.name}: {line}")
     return 1 if outcome.missing else 0
+
+
+def _refuse_without_effect(given: set[str], probes: bool, swapped: bool) -> None:
+    """Raises ValueError where nothing would be measured, or a setting of `test` would be ignored."""
+    require(probes or swapped, "nothing to measure: add probe=[retrieval], or others, or another mixer")
+    scores = ("test.tokens", "test.sequences")
+    for name in sorted(given & {*scores, "test.probe_sequences"}):
+        needed, wanted = (swapped, "another mixer, whose scores are new") if name in scores else (probes, "a probe")
+        require(needed, f"{name} has no effect here without {wanted}")
 
 
 def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
