@@ -14,6 +14,8 @@ from conftest import CONF, names
 from recall_lab import __main__ as main
 from recall_lab import results
 from recall_lab.cli import show
+from recall_lab.cli.base import compose, parse, resolved
+from recall_lab.cli.probe import changed
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -59,6 +61,16 @@ def test_a_later_probe_refuses_what_would_be_ignored(words, message, capsys):
     assert ask(str(folder), *words) == 2
     assert message in capsys.readouterr().err
     assert list(folder.glob("probe-*.json")) == []
+
+
+def test_a_part_of_a_hybrid_keeps_what_was_trained():
+    trained = resolved(compose(["mixer=hybrid", "mixer.second.heads=2"]), {"task": "mqar", "mixer": "hybrid"})
+    words = ["mixer.second.qk_norm=true", "test.cells=[{length: 8}]"]
+    config = changed(trained, words, parse(words), None)
+    second = trained["mixer"]["second"] | {"qk_norm": True}
+    assert config["mixer"] == trained["mixer"] | {"second": second}
+    assert config["test"] == trained["test"] | {"cells": [{"length": 8}]}
+    assert second["heads"] == 2
 
 
 def test_cfg_job_prints_and_runs_nothing():

@@ -117,18 +117,23 @@ def changed(trained: Config, words: list[str], overrides: Iterable[Override], co
     if "probe" in parts:
         config["probe"] = composed["probe"]
     if "test" in parts:
-        config["test"] = trained["test"] | _given_keys("test", given, composed)
+        config["test"] = _with_given("test", trained["test"], given, composed)
     if "mixer" in parts:
         own = trained["mixer"]
         if mixer != before:
             shared = OmegaConf.load(CONF / "mixer_base.yaml")
             own = composed["mixer"] | {key: own[key] for key in map(str, shared) if key in own and key[0] != "_"}
-        config["mixer"] = own | _given_keys("mixer", given, composed)
+        config["mixer"] = _with_given("mixer", own, given, composed)
         config["choice"] = trained["choice"] | {"mixer": mixer}
     return config
 
 
-def _given_keys(part: str, given: Iterable[str], composed: dict[Any, Any]) -> Config:
-    """The keys of one part that were given, with their values."""
-    keys = [key.split(".")[1] for key in given if key.startswith(f"{part}.")]
-    return {key: composed[part][key] for key in keys if key in composed[part]}
+def _with_given(part: str, own: Config, given: Iterable[str], composed: dict[Any, Any]) -> Config:
+    """The settings of one part, with those that were given (mixer.budget, of a hybrid mixer.second.heads) replaced."""
+    result, source = OmegaConf.create(own), OmegaConf.create(composed)
+    for key in given:
+        if key.startswith(f"{part}."):
+            OmegaConf.update(result, key.removeprefix(f"{part}."), OmegaConf.select(source, key), force_add=True)
+    settings = OmegaConf.to_container(result)
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}
