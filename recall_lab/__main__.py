@@ -1,4 +1,7 @@
-"""The command line: `recall-lab VERB …`, also `python -m recall_lab VERB …`. Heavy imports wait for their verb."""
+"""The command line: `recall-lab VERB …`, also `python -m recall_lab VERB …`.
+
+Slow imports are left to the verbs that need them.
+"""
 
 import argparse
 import sys
@@ -51,9 +54,9 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     verbs.add_parser("run", help="train and test; a Hydra app: see `recall-lab run --help`")
     show = verbs.add_parser("show", help="print an example of a task, with its targets and the chance level")
-    show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and task.length=64 …, as for run")
-    show.add_argument("--n", type=int, default=1, help="number of sequences; of several, statistics are printed")
-    show.add_argument("--seed", type=int, default=0, help="of the example")
+    show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and its settings (task.length=64), as for run")
+    show.add_argument("--n", type=int, default=1, help="number of sequences; statistics are printed for more than one")
+    show.add_argument("--seed", type=int, default=0, help="seed of the example")
     show.add_argument("--config-dir", help="a folder with configuration of your own")
     report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
@@ -62,12 +65,12 @@ def parser() -> argparse.ArgumentParser:
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     probe.add_argument("--config-dir", help="a folder with configuration of your own")
     listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, one line each")
-    listing.add_argument("group", nargs="?", help="one of them, with more about each")
+    listing.add_argument("group", nargs="?", help="one group, in full")
     return made
 
 
 def _verb(chosen: argparse.Namespace) -> int:
-    """Does what the command line says, and returns the exit status."""
+    """Runs the verb of the command line, and returns the exit status."""
     if chosen.verb == "report":
         from pathlib import Path
 

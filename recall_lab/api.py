@@ -18,8 +18,8 @@ from recall_lab.workload import TrainAndTest
 
 
 def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFrame:
-    """Does one run and returns its rows as a table, as `recall-lab run OVERRIDES` would: in outputs/NAME, resumed or
-    found there if it was done before. `train_and_test("mixer=delta_rule", "task.pairs=16")`.
+    """Does one run and returns its rows as a table, as `recall-lab run OVERRIDES` would. The run is in outputs/NAME; if
+    it exists there, it is resumed or reused. `train_and_test("mixer=delta_rule", "task.pairs=16")`.
 
     Raises ValueError for settings that are impossible or have no effect, RuntimeError where the run failed.
     """
@@ -46,7 +46,7 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 
 class OpenRun:
-    """A finished run, with its task and its trained model.
+    """A finished run, with its task and its trained model. Raises what `open_run` raises.
 
     config  the settings it used     task   the task it was trained on
     model   in evaluation mode       table  its rows
@@ -57,7 +57,7 @@ class OpenRun:
         self.config = folders.read_config(self.path)
         workload = build(self.config)
         if not isinstance(workload, TrainAndTest):
-            raise ValueError(f"{path} has trained no model")
+            raise ValueError(f"{path}: must be a run that has trained a model")
         self.task: Task = workload.task
         device = machine.prepare(self.config["device"], self.config["threads"])
         self.model: Model = workload.untrained().to(device)
@@ -66,10 +66,11 @@ class OpenRun:
 
     @property
     def table(self) -> pd.DataFrame:
+        """The run's rows, with its settings as columns."""
         return pd.DataFrame(results.run_rows(self.path))
 
     def trace(self, batch: Batch) -> list[Trace]:
-        """What the mixer of each layer sees and returns on the batch."""
+        """The inputs and outputs of each layer's mixer on the batch."""
         return trace_model(self.model, batch)
 
     def logits(self, batch: Batch) -> torch.Tensor:
@@ -85,7 +86,7 @@ def open_run(path: str | Path) -> OpenRun:
 
 
 def plot(name: str, table: pd.DataFrame) -> dict[str, Figure]:
-    """The figures that recall_lab/figure/NAME.py draws of the table, by name; none where it lacks what they show.
+    """The figures that recall_lab/figure/NAME.py draws from the table, by name; empty if it lacks their metrics.
 
     Raises ValueError where there is no such figure.
     """

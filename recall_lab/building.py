@@ -1,6 +1,7 @@
-"""From a run's settings to the objects they describe; only objects of the kind that belongs in each part are built.
+"""From a run's settings to the objects they describe.
 
-So a run's folder from somebody else cannot make this process call anything but tasks, mixers, models and the like.
+Each part of the settings may only name objects of its own kind. A run's folder from somebody else therefore cannot make
+this process call anything but tasks, mixers, models and the like.
 """
 
 import dataclasses
@@ -27,14 +28,14 @@ KINDS: dict[str, type] = {
     "test": Testing,
     "oracle": Oracle,
 }
-"""What the `_target_` of each part must be, or make. A probe's is a function whose first argument is trace or model."""
+"""The class that each part's `_target_` must be, or return; for a probe: a function of trace or model."""
 
 
 def build(config: Config) -> Workload:
     """The workload that the settings describe, of the class that `_target_` names.
 
-    Raises ValueError where a `_target_` cannot be imported, or is not of the kind that belongs there, and whatever the
-    parts raise for impossible settings.
+    Raises ValueError where a `_target_` cannot be imported, or is not of the kind that belongs there, and any error
+    that a part raises for impossible settings.
     """
     kind = _located("_target_", config["_target_"])
     require(inspect.isclass(kind) and issubclass(kind, Workload), f"_target_={config['_target_']}: must be a Workload")
@@ -51,7 +52,7 @@ def build(config: Config) -> Workload:
 def check_targets(part: str, config: Any) -> None:
     """Raises ValueError unless every `_target_` in this part is of its kind (see KINDS).
 
-    part  where the configuration stands: "mixer", or "mixer.first" within it; torch's own modules may stand within.
+    part  path of the configuration: "mixer", or "mixer.first" within it, where torch's own modules are allowed too
     """
     for name, value in config.items() if isinstance(config, dict) else ():
         if name == "_target_":
@@ -76,7 +77,7 @@ def _belongs(found: object, kind: str, within: bool) -> bool:
     if inspect.isclass(found):
         plain = issubclass(found, nn.Module) and found.__module__.startswith("torch.nn.")
         return (wanted is not None and issubclass(found, wanted)) or (within and plain)
-    # A factory says what it makes: def hybrid(…) -> list[Callable[..., Mixer]].
+    # A factory is recognised by its annotation: def hybrid(…) -> list[Callable[..., Mixer]].
     returned = str(inspect.signature(found).return_annotation) if inspect.isfunction(found) else ""
     return wanted is not None and wanted.__name__ in returned
 

@@ -22,7 +22,7 @@ class NotFinite(ArithmeticError):
 
 @dataclass
 class Progress:
-    """How far training has come; with the weights and the optimiser's state, all that determines how it goes on."""
+    """How far training has come. With weights and optimiser state, this is all that determines its continuation."""
 
     step: int = 0
     """Steps done."""
@@ -46,7 +46,7 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise  # the file is missing or cannot be read; a file cut short gives an error without a name
-        raise ValueError(f"{path} is damaged; delete it and the run starts from the beginning") from error
+        raise ValueError(f"{path} is damaged; delete it to start the run from the beginning") from error
 
 
 def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
@@ -58,7 +58,7 @@ def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progres
 
 def write(path: Path, content: object) -> None:
     """Writes what `load` reads, completely or not at all. Raises OSError, naming the file, if it cannot be written."""
-    # torch reports a full disk by an error of its own, without a cause; Python's files name it.
+    # On a full disk torch.save raises an error that does not name the cause; Python's own files do.
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with replacing(path) as temporary:
@@ -74,7 +74,7 @@ def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, devic
     if missing := {"model", "optimizer", *vars(Progress())} - set(saved):
         raise ValueError(
             f"{path} lacks {', '.join(sorted(missing))}: an earlier version wrote it; "
-            "delete it and the run starts from the beginning"
+            "delete it to start the run from the beginning"
         )
     model.load_state_dict(saved.pop("model"))
     optimizer.load_state_dict(saved.pop("optimizer"))

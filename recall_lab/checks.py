@@ -1,6 +1,6 @@
-"""Checks of input: each raises ValueError with one line that says what was given and what is allowed.
+"""Checks of input: each raises ValueError with one line that states what was given and what is allowed.
 
-`name` is how the user knows the value ("train.steps", "heads"); the message starts with `name=value`.
+`name` is the name that the user knows the value by ("train.steps", "heads"); the message starts with `name=value`.
 """
 
 import math

@@ -27,13 +27,13 @@ log = logging.getLogger("recall_lab")
 
 
 def stream(seed: int, split: str, cell: Cell, number: int = 0) -> np.random.Generator:
-    """The generator that draws batch `number` of a cell. Generators of different arguments are independent."""
+    """The generator that draws batch `number` of a cell. Different arguments give independent generators."""
     digest = hashlib.sha256(repr((split, sorted(cell.items()))).encode()).digest()
     return np.random.default_rng([seed, number, *np.frombuffer(digest, dtype=np.uint32)])
 
 
 def training_cells(task: Task, cells: Grid | None, warn: bool = True) -> list[Cell]:
-    """The cells trained on, in turn: those given, or the task at 1/8, 1/4 and 1/2 of its size and at its full size.
+    """The cells that training goes through in turn: those given, or the task at 1/8, 1/4, 1/2 and 1 times its size.
 
     Of the derived cells, those that are impossible for the task are left out; unless `warn` is False, a warning in the
     log gives the reason.
@@ -42,7 +42,7 @@ def training_cells(task: Task, cells: Grid | None, warn: bool = True) -> list[Ce
 
 
 def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell]:
-    """The cells tested on: those given, or those trained on and the task at 2 and 4 times its size.
+    """The cells that are tested: those given, or the training cells and the task at 2 and 4 times its size.
 
     Of the derived cells, those that are impossible for the task are left out; a warning in the log gives the reason.
     """
@@ -52,7 +52,7 @@ def test_cells(task: Task, cells: Grid | None, trained: list[Cell]) -> list[Cell
 
 
 def _derived(task: Task, factors: tuple[float | int, ...], warn: bool = True) -> list[Cell]:
-    """The possible ones of the task's cells at these factors; a warning names each that is impossible."""
+    """The task's cells at these factors that are possible; a warning names each impossible one."""
     scaled = task.scaled(factors)
     for reason in scaled.impossible if warn else ():
         log.warning("a cell of the derived grid is left out: %s", reason)
@@ -77,13 +77,13 @@ def _listed(task: Task, cells: Grid) -> list[Cell]:
     if isinstance(cells, dict):
         for name, values in cells.items():
             listed = isinstance(values, list) and len(values) > 0
-            require(listed, f"cells.{name}={values!r}: must be a list of values; all combinations of them are cells")
+            require(listed, f"cells.{name}={values!r}: must be a list of values, of which every combination is a cell")
         cells = [dict(zip(cells, values, strict=True)) for values in product(*cells.values())]
     listed = isinstance(cells, list) and len(cells) > 0
     require(listed, f"cells={cells!r}: must hold at least one cell, or be null for the cells derived from the task")
     for number, cell in enumerate(cells):
         new = isinstance(cell, dict) and cell not in cells[:number]
-        require(new, f"cells: {cell!r}: must hold parameters by name, {{length: 64, …}}, and occur once")
+        require(new, f"cells: {cell!r}: must map parameters to values, as {{length: 64}} does, and occur once")
         try:
             task.at(**cell)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, always as UTF-8, and a terminal that may know fewer characters."""
+"""Files are written completely or not at all, always as UTF-8; output survives a terminal with fewer characters."""
 
 import json
 import os
@@ -16,7 +16,7 @@ CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).par
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`: moved onto `path` when the block ends, removed when the block raises.
 
-    So a reader never sees half a file. Raises OSError naming `path` where it cannot be written (a full disk, say).
+    A reader therefore never finds half a file. Raises OSError, naming `path`, if it cannot be written (a full disk).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -29,13 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes the text as UTF-8, replacing the file whole."""
+    """Writes the text as UTF-8, replacing the file in one step."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes plain numbers, strings, lists and dictionaries. NaN and infinity raise ValueError: JSON has none."""
+    """Writes plain numbers, strings, lists and dictionaries. Raises ValueError for NaN and infinity."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
@@ -44,11 +44,11 @@ def read_json(path: Path, default: Any = None) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it and the run is done again") from error
+        raise ValueError(f"{path} is damaged ({error}); delete it to repeat the run") from error
 
 
 def tolerate_terminal() -> None:
-    """Characters that the terminal cannot show are replaced, instead of ending the program."""
+    """Replaces characters that the terminal cannot show, where they would otherwise end the program."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

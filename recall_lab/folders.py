@@ -21,10 +21,10 @@ import yaml
 from recall_lab.files import read_json, write_text
 
 FORMAT = 2
-"""Version of the layout above. A run written in another one is refused, never misread."""
+"""Version of the layout above. A run of another version is refused."""
 
 MARK = ".recall_lab"
-"""The file by which a sweep's folder is recognised as ours."""
+"""The file that marks a folder as a sweep's folder of recall_lab."""
 
 IGNORED = {".DS_Store", "Thumbs.db", "desktop.ini", ".gitkeep", ".gitignore"}
 """Files that operating systems and git leave in folders."""
@@ -43,7 +43,7 @@ class ForeignFolder(ValueError):
 def claim(folder: Path) -> None:
     """Creates the sweep's folder, or checks that it is one.
 
-    Raises ForeignFolder where it holds other people's files or runs of another format, or cannot be written.
+    Raises ForeignFolder where it holds files of other programs or runs of another format, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def runs(folder: Path) -> list[Path]:
     Raises ForeignFolder where this is not a sweep's folder, or holds a run of another format.
     """
     if not (folder / MARK).exists():
-        raise ForeignFolder(f"{folder} is not a folder that recall-lab run has written")
+        raise ForeignFolder(f"{folder} was not written by recall-lab run")
     found = [(status(path.parent), path.parent) for path in folder.glob("*/status.json")]
     for facts, run in found:
         if facts["format"] != FORMAT:
@@ -77,15 +77,15 @@ def runs(folder: Path) -> list[Path]:
 
 
 def status(run: Path) -> dict[str, Any]:
-    """What status.json says. Its `state` is one of
+    """The content of status.json. Its `state` is one of
 
-    running      being worked on, or cut off without notice (kill −9)
+    running      in progress, or its process was killed (kill −9)
     interrupted  stopped by Ctrl-C or SIGTERM; the same command resumes it
-    finished     all rows are there
+    finished     all rows are written
     incomplete   trained and tested, but a probe failed: its rows are missing
-    failed       an error ended it; the same command starts it again
-    died         its process was killed while the sweep went on
-    lost         it had finished, and its files are gone
+    failed       ended by an error; the same command starts it again
+    died         one command's processes for it were killed sweep.ATTEMPTS times
+    lost         finished, but its files are missing
     """
     facts = {"format": 1, "state": "lost", "started": "", "sweep": "", "seconds": 0.0}
     facts |= read_json(run / "status.json", {})
@@ -99,20 +99,21 @@ def with_rows(folder: Path) -> list[Path]:
 
 
 def read_config(run: Path) -> Config:
-    """The settings a run used. Raises ValueError, naming the file, if it is damaged."""
+    """The settings that a run used. Raises ValueError, naming the file, if it is damaged."""
     path = run / "config.yaml"
+    damaged = ValueError(f"{path} is damaged; delete it to repeat the run")
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged; delete it and the run is done again") from error
+        raise damaged from error
     named = config.get("choice") if isinstance(config, dict) else None
     if not (isinstance(named, dict) and {"task", "mixer"} <= set(named)):  # a file cut short can still be yaml
-        raise ValueError(f"{path} is damaged; delete it and the run is done again")
+        raise damaged
     return config
 
 
 def write_config(run: Path, config: Config) -> None:
-    """Writes the settings a run uses."""
+    """Writes the settings that a run uses."""
     write_text(run / "config.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 

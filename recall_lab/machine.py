@@ -1,4 +1,4 @@
-"""The machine that a run works on: device, threads, determinism, and the versions that made a result."""
+"""The machine that a run uses: device, threads, determinism, and the versions that a result depends on."""
 
 import importlib.metadata
 import os
@@ -15,8 +15,8 @@ from recall_lab.files import CONF
 def prepare(device: str, threads: int) -> torch.device:
     """The torch device for "auto", "cpu", "cuda", "cuda:1" or "mps"; sets the number of threads and determinism.
 
-    auto is cuda where there is one, else mps, else cpu.
-    Raises ValueError where torch cannot use such a device on this machine, or threads is no whole number above 0.
+    auto is cuda if available, else mps if available, else cpu.
+    Raises ValueError where torch cannot use such a device on this machine, or threads is not a positive whole number.
     """
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
@@ -25,14 +25,14 @@ def prepare(device: str, threads: int) -> torch.device:
     choice("device", kind, ["auto", *available])
     require(
         available[kind],
-        f"device={device}: torch cannot use such a device on this machine; device=auto takes what there is",
+        f"device={device}: must be available to torch on this machine; device=auto takes an available one",
     )
     whole_number("threads", threads)
     torch.set_num_threads(threads)
     # cuBLAS reads this when it starts; without it some of its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling new tensors with NaN would show reads of uninitialised numbers; it costs a tenth of a training step.
+    # Filling new tensors with NaN, which reveals reads of uninitialised memory, costs a tenth of a training step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return torch.device(device)
 
@@ -50,7 +50,7 @@ def provenance() -> dict[str, str]:
 
 
 def version(package: str) -> str:
-    """The installed version of a package, "unknown" where it is not installed (a bare checkout, say)."""
+    """The installed version of a package, "unknown" where it is not installed (in a bare checkout)."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

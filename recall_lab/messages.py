@@ -14,7 +14,7 @@ from yaml import YAMLError
 from recall_lab.files import CONF
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError)
-"""Errors that a user can have caused: printed in one line, without a traceback."""
+"""Errors that a user may have caused: printed in one line, without a traceback."""
 
 
 def print_line(line: str) -> None:
@@ -32,7 +32,7 @@ def print_error(message: BaseException | str) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The error as one readable line. A misspelt setting or option is named, with what was probably meant."""
+    """The error as one readable line. For a misspelt setting or option, it suggests the right one."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -45,7 +45,7 @@ def one_line(error: BaseException) -> str:
         group, _, option = missing[1].rpartition("/")
         options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"
-    # Hydra wraps what a constructor raised: the innermost error is the one that says what is wrong.
+    # Hydra wraps what a constructor raised: the innermost error is the cause.
     innermost = chain[-1] if isinstance(error, InstantiationException) else error
     message = str(innermost)
     if isinstance(innermost, OSError) and innermost.strerror:
@@ -58,7 +58,7 @@ def one_line(error: BaseException) -> str:
 
 
 def no_setting(name: str) -> str:
-    """That there is no such setting, with the one it comes closest to as a question."""
+    """The message for an unknown setting, which suggests the most similar known one."""
     if name.startswith("oracle."):
         return f"{name} has an effect only with oracle=random, which runs a mechanism on random keys and values"
     known = known_settings()

@@ -1,7 +1,7 @@
 """Loss, accuracy and error: pure functions of a model's outputs at the scored positions and their targets.
 
-p counts the scored positions of a batch, in the order of `outputs[scored]`; n its sequences that have any.
-Targets are class ids (p), or vectors (p w) in a continuous task.
+Letters: p scored positions of a batch, in the order of `outputs[scored]`; n sequences with a scored position; w
+channels of a target. Targets are class ids (p), or vectors (p w) in a continuous task.
 """
 
 import math
@@ -36,7 +36,7 @@ def correct_sequences(correct: Bool[Tensor, "p"], scored: Bool[Tensor, "b t"]) -
 
 
 def loss_bits(logits: Float[Tensor, "p classes"], targets: Int[Tensor, "p"]) -> Float[Tensor, "p"]:
-    """−log₂ of the probability that the softmax of the logits gives the target."""
+    """−log₂ of the target's probability under the softmax of the logits, in bits."""
     return F.cross_entropy(logits, targets, reduction="none") / math.log(2)
 
 

@@ -36,12 +36,11 @@ class Model(nn.Module):
     """Tokens → logits. Positions are left to the mixers: there is no positional embedding.
 
     vocab    number of token ids, and of the classes that are predicted
-    mixer    makes the mixer of one layer, given d_model; of a list of such functions, the layers use one each in turn
+    mixer    a function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn
     d_model  width of the residual stream
     layers   number of blocks
-    mlp      width of each block's MLP, in units of d_model; 0: no MLP, without which recall is learned sooner
-    width    channels of a token that is a vector, in a continuous task, where the output is a vector of `vocab`
-             channels; 0: tokens are ids
+    mlp      width of each block's MLP, in units of d_model; 0: no MLP, with which recall is learned in fewer steps
+    width    channels of a token in a continuous task, whose output is a vector of `vocab` channels; 0: tokens are ids
 
     Raises ValueError where a size is impossible.
     """
@@ -69,7 +68,7 @@ class Model(nn.Module):
         self.read_out = nn.Linear(d_model, vocab)
 
     def embed_tokens(self, tokens: Shaped[Tensor, "b t *c"]) -> Hidden:
-        """The embedding of each position; where a position holds several tokens, the sum of theirs."""
+        """The embedding of each position; where a position holds several tokens, the sum of their embeddings."""
         x = self.embed(tokens)
         return x.sum(dim=2) if x.dim() == 4 else x
 
@@ -89,7 +88,7 @@ class Model(nn.Module):
     def prefill(
         self, tokens: Shaped[Tensor, "b t *c"], states: list[State]
     ) -> tuple[Float[Tensor, "b t classes"], list[State]]:
-        """Logits of a segment that continues from `states`, computed in parallel; and the states after it."""
+        """Logits of a segment that continues from `states`, computed in parallel, and the states after it."""
         return self._advance(tokens, states, lambda mixer, x, state: mixer(x, state))
 
     def step(
@@ -127,6 +126,6 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def state_size(self, length: int) -> tuple[int, int]:
-        """Elements and bytes that one sequence carries from position `length` to the next, over all layers."""
+        """Elements and bytes of the state after `length` tokens of one sequence, summed over layers."""
         sizes = [block.mixer.state_size(length) for block in self.blocks]
         return sum(elements for elements, _ in sizes), sum(size for _, size in sizes)

@@ -1,9 +1,9 @@
 """Random keys and values given directly to a mechanism: what its state can hold when nothing has to be learned.
 
-The oracle makes the same Trace as a trained model, so every probe of a trace works on both. Its keys and values are
-unit vectors, its gates numbers, and its queries multiples of keys. A mechanism that is linear in its query gets
-queries scaled so that one pair alone in the state is answered with its own value, whatever scale (1/√d_key, mostly)
-the mechanism applies; a matrix state S then answers Sᵀk. Others get queries that make the logits of softmax β k·q.
+The oracle makes the same Trace as a trained model, so every probe of a trace works on both. Keys and values are unit
+vectors, gates are constants, and queries are multiples of keys. For a mechanism that is linear in its query, this
+multiple makes a single pair in the state be answered with its own value, whatever scale (such as 1/√d_key) the
+mechanism itself applies; a matrix state S then answers a key k with Sᵀk. For others it makes softmax logits β k·q.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,45 +21,46 @@ from recall_lab.mixer.feature_map import FIXED
 from recall_lab.mixer.neutral import answers_one_pair, keeps_first_pair, number_gates, reads_unmapped_keys
 
 MAPPED = ("relu", "elu+1", "softplus")
-"""Feature maps that the keys can be drawn through."""
+"""Feature maps that can be applied to the keys."""
 
 Keys = Float[np.ndarray, "b n k"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """n pairs of a key and a value, written once or several times; each position queries a key written by then.
+    """Sequences of n pairs of a key and a value, written once or several times; each position also queries a key.
 
-    Raises ValueError where a setting is outside its range, naming the numbers and the limit.
+    The key is drawn uniformly from those written up to that position. Raises ValueError for a setting outside its
+    range; the message names the setting, its value and the limit.
     """
 
     pairs: int | None = None
-    """n: pairs with different keys; null: 8 d_key."""
+    """n: number of pairs; their keys differ. null: 8 d_key."""
     d_key: int = 64
     d_value: int | None = None
     """null: d_key."""
     candidates: int = 1024
-    """V: unit vectors, from which the values are drawn and an answer is chosen."""
+    """V: number of unit vectors from which the values are drawn and among which an answer is identified."""
     keys: str = "random"
-    """random: uniform unit vectors; orthogonal; correlated: with mean cosine `cosine`; relu, elu+1, softplus: that map
-    of Gaussian vectors, scaled to unit length."""
+    """Distribution of keys. random: uniform unit vectors; orthogonal: orthonormal ones; correlated: unit vectors with
+    mean cosine `cosine`; relu, elu+1, softplus: this map applied to Gaussian vectors, scaled to unit length."""
     cosine: float | int = 0
     """Mean cosine of two keys, for keys=correlated."""
     centered: bool = False
-    """Whether the mean key of each sequence is subtracted, and the keys scaled to unit length again."""
+    """Whether the mean key of each sequence is subtracted; keys are then scaled to unit length again."""
     shared_keys: bool = False
-    """Whether all sequences have the same keys, as a decoder that is given no key needs."""
+    """Whether all sequences have the same keys, which the linear decoder of state_retention needs: it gets no keys."""
     passes: int = 1
-    """How often all pairs are written, in the same order."""
+    """How many times all pairs are written, always in the same order."""
     overwrites: int = 0
-    """Keys, drawn at random, that are then written once more, with another value."""
+    """Number of randomly chosen keys that are written again after all passes, with another value."""
     sharpness: float | int | None = None
-    """β of the logits β k·q, for mechanisms that are not linear in the query; null: √d_key."""
+    """β of the softmax logits β k·q of unit keys, for mechanisms that are not linear in the query; null: √d_key."""
     gates: dict[str, float | int] = field(default_factory=dict)
-    """Gate name → its value at all positions. Other gates have the value that the mixer's options fix, or else their
-    neutral value: write every pair completely, forget nothing."""
+    """Gate name → its value at all positions. Other gates keep the value that the mixer's options fix, or else get
+    their neutral value, which writes every pair completely and forgets nothing."""
     reads: int = 4096
-    """Least number of pairs over all sequences."""
+    """Least number of pairs in all sequences together: the number of sequences is reads / pairs, rounded up."""
 
     def __post_init__(self) -> None:
         whole_number("oracle.d_key", self.d_key)
@@ -87,7 +88,7 @@ class Oracle:
         n = self._pairs
         require(
             self.keys != "orthogonal" or n <= self.d_key,
-            f"oracle.pairs={n} orthogonal keys do not fit oracle.d_key={self.d_key}",
+            f"oracle.pairs={n}: must be at most oracle.d_key={self.d_key} with oracle.keys=orthogonal",
         )
         require(
             self.overwrites <= n, f"oracle.overwrites={self.overwrites}: must be at most oracle.pairs, which is {n}"
@@ -110,16 +111,16 @@ class Oracle:
 
     @property
     def length(self) -> int:
-        """Positions of a sequence: one per write."""
+        """Number of positions of a sequence: one per write."""
         return self._pairs * self.passes + self.overwrites
 
     def mixer(self, make: Callable[..., Mixer]) -> Mixer:
-        """The mechanism with one head of the oracle's widths; `make` is a mixer's class or a partial of it."""
+        """Makes the mechanism with one head of the oracle's widths; `make` is a mixer class or a partial of one."""
         return make(d_model=self.d_key, d_key=self.d_key, d_value=self._d_value, heads=1, short_conv=0)
 
     @torch.no_grad()
     def trace(self, mixer: Mixer, rng: np.random.Generator) -> Trace:
-        """Draws sequences and runs the mechanism on them, on the device and in the type of its weights.
+        """Draws sequences and runs the mechanism on them, on the device and in the dtype of its weights.
 
         Raises ValueError for a gate that the mechanism does not have, for an option of the mixer that has no effect
         here, and for a mechanism whose neutral gates are unknown (see `check_neutral`).
@@ -145,7 +146,7 @@ class Oracle:
         return Trace(mixer, queries, keys, values, gates, o, positions, candidates=tensor(candidates))
 
     def _query_scale(self, mixer: Mixer) -> float:
-        """The factor from a key to its query, measured on one pair at neutral gates (see the module)."""
+        """The factor from a key to its query, measured on one pair at neutral gates (see the top of this file)."""
         key = mixer.q_proj.weight.new_zeros(1, 1, 1, self.d_key)
         key[..., 0] = 1
         hidden = key.new_zeros(1, 1, mixer.d_model)
@@ -160,7 +161,7 @@ class Oracle:
     def _writes(
         self, sequences: int, rng: np.random.Generator
     ) -> tuple[Keys, Int[np.ndarray, "b t"], Int[np.ndarray, "b t"]]:
-        """The keys (b n k), and for every position which of them is written (b t), and with which candidate (b t)."""
+        """The keys (b n k), and for every position the indices of its key (b t) and of its candidate value (b t)."""
         n = self._pairs
         key = self._keys(1 if self.shared_keys else sequences, rng)
         key = np.broadcast_to(key, (sequences, *key.shape[1:]))
@@ -184,11 +185,11 @@ class Oracle:
         return _unit(x - x.mean(axis=1, keepdims=True)) if self.centered else x
 
     def _sources(self, pair: Int[np.ndarray, "b t"], rng: np.random.Generator) -> Int[np.ndarray, "b t"]:
-        """For every position t, the last position up to t that wrote a key; the key is drawn from those written."""
+        """For every position t, draws a key among those written up to t: the last position up to t that wrote it."""
         sequences, length = pair.shape
         order = pair.argsort(axis=1, kind="stable")
         ordered = np.take_along_axis(pair, order, axis=1)
-        # next_write[s]: the position that writes the key of position s again; length where none does.
+        # next_write[s]: the next position that writes the key of position s; `length` where none does.
         next_write = np.full((sequences, length), length)
         later = np.where(ordered[:, 1:] == ordered[:, :-1], order[:, 1:], length)
         np.put_along_axis(next_write, order[:, :-1], later, axis=1)
@@ -211,7 +212,7 @@ def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:
 
 
 def refuse_ineffective(mixer: Mixer) -> None:
-    """Raises ValueError, naming the option, where one that only shapes learned gates differs from its default."""
+    """Raises ValueError if an option that only shapes learned gates differs from its default; the message names it."""
     reasons = ineffective_options(type(mixer))
     default = {option.name: option.default for option in fields(mixer)}
     for name in mixer.gate_options:
@@ -220,13 +221,15 @@ def refuse_ineffective(mixer: Mixer) -> None:
 
 
 def check_neutral(mixer: Mixer, given: Mapping[str, float | int]) -> None:
-    """Raises ValueError for a gate of unknown neutral value, unless the mechanism as it is writes all, forgets nothing.
+    """Raises ValueError for a gate whose neutral value is unknown, unless the gate as computed turns out to be neutral.
 
-    A gate is unknown where it is neither given as a number, nor fixed by the mixer's options, nor declared in the
-    mechanism's neutral_gates. With all other gates at their neutral values, three properties are then tested:
-    one pair alone is answered with its value (cosine of at least .999); where keys enter unmapped, the first of
-    several orthogonal pairs is answered as before after the others are written; and where the mechanism is linear in v,
-    a key that is written twice, with other keys between, has the first write's weight either kept or replaced.
+    The neutral value is unknown if the gate is neither in `given`, nor fixed by the mixer's options, nor declared in
+    the mechanism's neutral_gates. Three properties are then tested, with all other gates at their neutral values:
+    - A single pair is answered with its value (cosine of at least .999).
+    - Where no feature map is applied to keys, the answer to the first of several orthogonal keys stays the same when
+      the others have been written.
+    - Where the mechanism is linear in v, a second write of a key either leaves the weight of the first write unchanged
+      or replaces it completely.
     """
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
     unknown = [name for name in gates if name not in {*given, *mixer.fixed_gates, *mixer.neutral_gates}]
@@ -235,30 +238,30 @@ def check_neutral(mixer: Mixer, given: Mapping[str, float | int]) -> None:
     numbers, pairs = _neutral(mixer, given), min(8, mixer.d_key)
     cosine = answers_one_pair(mixer, numbers)
     if cosine < 0.999:
-        fault = f"one pair alone is not answered with its value (cosine {cosine:.3f})"
+        fault = f"a single pair is not answered with its value (cosine {cosine:.3f})"
     elif reads_unmapped_keys(mixer, numbers) and (kept := keeps_first_pair(mixer, numbers, pairs)) < 0.999:
-        fault = f"after {pairs - 1} more writes {kept:.3f} of the first pair's answer is left"
+        fault = f"{pairs - 1} further writes leave only {kept:.3f} of the answer to the first key"
     elif mixer.linear_in_v and min(abs(kept := _weight_kept(mixer, numbers, pairs)), abs(kept - 1)) > 1e-3:
-        fault = f"a key written again keeps {kept:.3f} of its first write's weight, neither all nor none"
+        fault = f"after a second write of a key, the first keeps {kept:.3f} of its weight, neither all nor none"
     else:
         return
     name, gate = type(mixer).__name__, unknown[0]
     raise ValueError(
         f"{name} does not declare at which value of {', '.join(unknown)} it writes every pair and forgets nothing, and "
-        f"the values it computes do not: {fault}. Declare {name}.neutral_gates = {{{gate!r}: …}}, with the nearest "
-        f"value it has, or set oracle.gates.{gate}"
+        f"the values that it computes are not such: {fault}. Declare {name}.neutral_gates = {{{gate!r}: …}}, with the "
+        f"value nearest to that, or set oracle.gates.{gate}"
     )
 
 
 def _neutral(mixer: Mixer, given: Mapping[str, float | int]) -> dict[str, float]:
-    """Neutral values of all gates that this mixer has, also of those its options fix; given: values of other gates."""
+    """Neutral values of all gates of this mixer, also of those that its options fix; else the values in `given`."""
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
     return {name: float(x) for name, x in {**given, **mixer.neutral_gates}.items() if name in gates}
 
 
 @torch.no_grad()
 def _weight_kept(mixer: Mixer, numbers: Mapping[str, float], pairs: int) -> float:
-    """Weight of the first write of a key over that of its second write, with pairs − 1 orthogonal keys between."""
+    """Weight of the first write of a key divided by that of its second, with pairs − 1 orthogonal keys in between."""
     weight = mixer.q_proj.weight
     k = torch.eye(mixer.d_key, dtype=weight.dtype, device=weight.device)[[*range(pairs), 0]]  # t k
     k = k.expand(1, mixer.heads, -1, -1)

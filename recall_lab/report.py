@@ -1,4 +1,4 @@
-"""From a sweep's folder to its table, its figures and one self-contained report.html."""
+"""Makes the report of a sweep's folder: its table, its figures and one self-contained report.html."""
 
 import base64
 import importlib
@@ -21,27 +21,27 @@ from recall_lab.files import read_json, replacing, write_text
 T = TypeVar("T")
 
 WIDE = 12
-"""Columns up to which a grid has one line per series; a wider one is transposed."""
+"""Largest number of columns of a grid with one line per series; a wider grid is transposed."""
 
 PROVENANCE = ["git", "version", "torch", "numpy", "python", "device", "threads"]
-"""Columns with the revision, the versions and the machine of a run."""
+"""Columns on the revision, the versions and the machine of a run."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of `make`."""
+    """What `make` returns."""
 
     text: str
-    """For a terminal: the grids, runs that are missing or replaced, what failed, and the path of the page."""
+    """Text for a terminal: grids, runs that are missing or replaced, parts that failed, and the path of report.html."""
     failed: list[str]
-    """One line for every grid or figure that could not be made, with its error. The page was written without it."""
+    """One line for every grid or figure that could not be made, with its error. report.html is written without it."""
 
 
 def make(folder: Path) -> Report:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, and FOLDER/report.html.
 
-    A figure or grid that raises is named in the page and in `failed`; the rest is made. Raises folders.ForeignFolder
-    where there is nothing to report.
+    A figure or grid that raises an exception is named in report.html and in `failed`; the others are made. Raises
+    folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has results.
     """
     table = results.collect(folder)
     results.save(table, folder / "table.parquet")
@@ -81,12 +81,12 @@ def _template() -> jinja2.Template:
 
 
 def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, str]:
-    """Saves every figure that a module of recall_lab.figure draws of one task's rows; returns each png as base64."""
+    """Draws and saves every figure of every task; returns name → png in base64."""
     images: dict[str, str] = {}
     files: set[str] = set()
     for module in pkgutil.iter_modules(figures.__path__):
         draw = getattr(importlib.import_module(f"{figures.__name__}.{module.name}"), "draw", None)
-        if draw is None:  # what figures share
+        if draw is None:  # a module that figures share
             continue
         for task, part in table.groupby("task"):
             for name, drawing in _attempt(failed, f"figure {module.name} of {task}", draw, part):
@@ -97,7 +97,7 @@ def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, s
 
 
 def _attempt(failed: list[str], what: str, make: Callable[..., Iterable[T]], *arguments: object) -> Iterator[T]:
-    """What make(*arguments) yields, up to its first error: that is added to `failed`, with what was made."""
+    """Yields from make(*arguments). An exception ends this and is added to `failed` as a line starting with `what`."""
     try:
         yield from make(*arguments)
     except Exception as error:
@@ -105,7 +105,7 @@ def _attempt(failed: list[str], what: str, make: Callable[..., Iterable[T]], *ar
 
 
 def _file_name(name: str, taken: set[str]) -> str:
-    """The name without characters that have a meaning in paths and shells, and different from all that are taken."""
+    """The name without characters that are special in paths and shells, made different from all names in `taken`."""
     stem = re.sub(r"[^\w.+=-]+", "-", name).strip("-.") or "figure"
     unique = next(s for s in (stem, *(f"{stem}-{number}" for number in range(2, len(taken) + 3))) if s not in taken)
     taken.add(unique)
@@ -115,14 +115,14 @@ def _file_name(name: str, taken: set[str]) -> str:
 def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
     """Writes STEM.png and STEM.svg, and yields the png."""
     for kind, metadata in (("png", None), ("svg", {"Date": None})):
-        # The same settings as when it was drawn: they decide how an svg is written.
+        # The same settings as when it was drawn, because they determine how the svg is written.
         with style.style(), replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
             drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
     yield stem.with_name(f"{stem.name}.png").read_bytes()
 
 
 def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """The training curves as rows of the table, for the runs that are in it."""
+    """The training curves of the runs in the table, as rows of the metric curve_accuracy."""
     runs = table.drop_duplicates("run").set_index("run")[["mixer", "task", "series", "seed"]]
     return pd.DataFrame(
         [
@@ -135,7 +135,7 @@ def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
-    """Per task, the score in every tested cell, mean [interval] over seeds, under its title."""
+    """Title → grid, one per task: the score in every tested cell, as mean [interval] over seeds."""
     grids: dict[str, pd.DataFrame] = {}
     scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
     for task, part in scored.groupby("task"):
@@ -144,7 +144,7 @@ def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
 
 
 def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Title and grid: one line per series and one column per tested cell, or transposed where cells are many."""
+    """Yields (title, grid): one line per series and one column per tested cell; transposed if there are many cells."""
     varied = [c for c in part if c.startswith("task.") and part[c].nunique() > 1]
     varied = varied or [c for c in ("task.length",) if c in part]
     points = results.summarise(part, ["series", *varied])
@@ -162,7 +162,7 @@ def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     grid = grid.loc[sorted(grid.index, key=lambda index: style.rank(index[0]))]
     score = "R²" if (part["metric"] == "r2").any() else "accuracy per scored token"
     interval = f", mean [{results.interval_name(points['runs'])}] over seeds" if points["runs"].max() > 1 else ""
-    yield f"{task}: {score} on the test stream{interval}", grid.T if grid.shape[1] > WIDE else grid
+    yield f"{task}: {score} on test data{interval}", grid.T if grid.shape[1] > WIDE else grid
 
 
 def _html(grid: pd.DataFrame) -> str:
@@ -171,7 +171,7 @@ def _html(grid: pd.DataFrame) -> str:
 
 
 def _missing(folder: Path) -> list[str]:
-    """One line for every run that is not finished, and for every one that a newer run replaces."""
+    """One line for every run that is not finished, and one for every run that a newer run replaces."""
     lines = []
     for run in folders.runs(folder):
         status = folders.status(run)
@@ -182,7 +182,7 @@ def _missing(folder: Path) -> list[str]:
 
 
 def _provenance(table: pd.DataFrame) -> str:
-    """Number of runs and seconds per revision, versions and machine, as an HTML table."""
+    """Number of runs and their total time in seconds, per revision, versions and machine, as an HTML table."""
     groups = table.drop_duplicates("run").groupby(PROVENANCE, dropna=False)
     facts = groups["seconds"].agg(runs="size", seconds="sum").reset_index()
     return str(facts.to_html(border=0, index=False))

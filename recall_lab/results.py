@@ -1,12 +1,12 @@
-"""From runs to one tidy table, and from the table to the numbers that people quote.
+"""From runs to one tidy table, and from the table to means and intervals.
 
 A run's *condition* is every setting that its result depends on. *Replicates* are runs of one condition with another
-`seed` or `data_seed`. *Circumstances* (threads, device, revision, where results lie) neither make a series nor count
+`seed` or `data_seed`. *Circumstances* (threads, device, revision, output folder) neither make a series nor count
 as a replicate. In the table a setting is a column with a dot in its name. `task.*` are the parameters of the cell that
 a row was measured in; the task that was trained on is `trained.*`. Columns without a dot belong to the row.
 
 A series is all runs of one condition. It is found by exclusion: every setting that differs makes a series, unless it
-is on one of the short lists below or a figure takes it as its axis. So no setting can be averaged away unnoticed.
+is on one of the short lists below or a figure takes it as its axis. No setting is therefore averaged over unnoticed.
 """
 
 from collections import Counter
@@ -39,13 +39,13 @@ CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads"
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
 SELECTED = ("train.lr",)
-"""Settings that are chosen on validation unless the setting `select` says otherwise."""
+"""Settings that are chosen on validation unless the setting `select` names others."""
 
 CELLS = ("test.cells",)
-"""Settings that only say which cells are measured; the cell is in `task.*`."""
+"""Settings that only determine which cells are measured; the cell is in `task.*`."""
 
 SCORES = ("accuracy", "r2")
-"""The metrics that tell good from bad: accuracy per scored token, or R² of a continuous task."""
+"""The metrics that models are ranked by: accuracy per scored token, or R² of a continuous task."""
 
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
@@ -95,7 +95,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def _relevant(columns: dict[str, Any], row: Row) -> Row:
-    """The row with its run's columns: of the probes' settings only those of the probe that made the row."""
+    """The row with its run's columns; settings of probes only where they are of the probe that made the row."""
     own = f"probe.{row['probe']}." if "probe" in row else ""
     probing = ("probe.", "test.probe_sequences")
     return {
@@ -113,18 +113,18 @@ def _superseded(available: Sequence[Path]) -> list[tuple[Path, Path]]:
 
 
 def repeated(folder: Path) -> list[str]:
-    """One line for each run that another one repeats under other circumstances, and so takes the place of."""
+    """One line for each run that is left out because a newer run repeats it under other circumstances."""
     lines = []
     for old, new in _superseded(with_rows(folder)):
         before, after = ({**flatten(read_config(run)), "device": status(run)["device"]} for run in (old, new))
         differing = [f"{name}={before.get(name)} → {after.get(name)}" for name in CIRCUMSTANCES
                      if before.get(name) != after.get(name)]  # fmt: skip
-        lines.append(f"{old.name} repeats {new.name} ({', '.join(differing) or 'same settings'}); the newer is used")
+        lines.append(f"{old.name} is repeated by {new.name} ({', '.join(differing) or 'same settings'}), which is used")
     return lines
 
 
 def selected_settings(folder: Path) -> tuple[str, ...]:
-    """The settings that the runs of this sweep name to be chosen on validation (`select`)."""
+    """The settings to be chosen on validation, as the runs of this sweep name them (`select`)."""
     named = [name for run in with_rows(folder) for name in read_config(run).get("select", SELECTED)]
     return tuple(dict.fromkeys(named)) or SELECTED
 
@@ -132,9 +132,9 @@ def selected_settings(folder: Path) -> tuple[str, ...]:
 def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:
     """Keeps, of the runs that differ only in the settings `over`, those with the best mean validation score.
 
-    The test rows have no part in the choice. A choice that fewer replicates survived cannot win. A run is kept or left
-    out as a whole, with all that was probed later; one that was never validated is kept. The names of the series that
-    remain no longer mention `over`.
+    Test rows are not used for the choice. A value with fewer validated replicates than another is not chosen. A run is
+    kept or dropped with all its rows, those of later probes included; a run without validation scores is kept. The
+    names of the remaining series do not mention `over`.
     """
     over = [name for name in over if name in table]
     validation = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
@@ -152,7 +152,7 @@ def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:
 
 
 def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float, float]:
-    """Interval of the mean of independent values, the same from call to call (see `interval_name`).
+    """Interval of the mean of independent values; deterministic (see `interval_name`).
 
     One or two values: their range. Up to seven: Student's t. From eight on: percentile bootstrap.
     """
@@ -170,7 +170,7 @@ def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float,
 
 
 def interval_name(replicates: Iterable[float | int]) -> str:
-    """What `interval` is called for so many replicates: the range of two is no confidence interval."""
+    """What a legend calls `interval`, given numbers of replicates: the range of two is no confidence interval."""
     return "range" if max(replicates) < 3 else "95 %"
 
 
@@ -185,8 +185,8 @@ def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Mean of `value` over replicates for every combination of `by`: columns *by, mean, low, high, runs.
 
     A replicate is a (seed, data_seed) pair: it counts once, with the mean of its rows in the group, and with its
-    newest run where it was run twice. `runs` is the number of replicates. low and high are `interval` over
-    replicates, shares held within [0, 1]; of one replicate they are the rows' own, where those have any.
+    newest run where there are several. `runs` is the number of replicates. low and high are `interval` over
+    replicates, limited to [0, 1] for accuracies; for one replicate they are the rows' own, if the rows have them.
     Raises ValueError where a group would mix runs of different conditions.
     """
     rows = rows.assign(_condition=condition(rows))
@@ -207,7 +207,7 @@ def average(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _newest(group: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each replicate's newest run; runs stand in the table in the order in which they were started."""
+    """The rows of each replicate's newest run; the table lists runs in the order in which they were started."""
     names = [name for name in REPLICATES if name in group]
     if not names or group["run"].nunique() == 1:
         return group
@@ -215,7 +215,7 @@ def _newest(group: pd.DataFrame) -> pd.DataFrame:
 
 
 def save(table: pd.DataFrame, path: Path) -> None:
-    """Writes the table as parquet. A column of numbers and words becomes words; what is missing stays missing."""
+    """Writes the table as parquet. A column of mixed types becomes text; missing values stay missing."""
     for name in table.columns:
         present = table[name].dropna()
         if present.map(type).nunique() > 1:

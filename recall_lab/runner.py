@@ -22,12 +22,12 @@ from recall_lab.files import write_json
 from recall_lab.folders import FORMAT, Config, status, title, write_config
 from recall_lab.messages import one_line, print_line
 from recall_lab.results import CIRCUMSTANCES
-from recall_lab.sweep import ATTEMPTS, Sweep, current
+from recall_lab.sweep import ATTEMPTS, WORKER_OF, Sweep, current
 from recall_lab.train import Interrupted, Scores
 from recall_lab.workload import Outcome, Workspace
 
 FAILED = 1e9
-"""What a failed run gives a sweeper that minimises: finite, and worse than any loss."""
+"""The value of a failed run for a sweeper that minimises the loss: finite, and larger than any loss."""
 
 PARENT = os.getppid()
 """The process that started this one. Once it is gone, getppid gives another number."""
@@ -36,14 +36,14 @@ log = logging.getLogger("recall_lab")
 
 
 class Stopped(KeyboardInterrupt):
-    """This process was asked to stop by a signal, and the run has been saved."""
+    """A signal stopped this process; the run has been saved."""
 
 
 def identity(config: Config) -> str:
     """The name of a run's folder: a hash of every setting that determines its result, bit for bit.
 
-    The device and the number of threads are among them, since sums are rounded differently. Left out are where results
-    lie, the names of what was chosen, and what is selected later.
+    The device and the number of threads are among them, since sums are rounded differently. The output
+    folder, the names of the chosen options and the settings of a later selection are left out.
     """
     irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "train.keep"} | {"choice"}
     content = {key: value for key, value in config.items() if key not in irrelevant}
@@ -63,7 +63,7 @@ def execute(config: Config, parent: Path, alone: bool = True) -> float:
     """Does one run in parent/IDENTITY and returns the validation loss (0 for a run that trains nothing).
 
     A finished run is left as it is, one that was cut off is resumed from its checkpoint, a failed one is started again.
-    Whatever goes wrong is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
+    An error is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
     returned. Raises Stopped if a signal stopped this process.
 
     alone  whether no other runs share the terminal, so that a progress bar may be shown
@@ -92,7 +92,7 @@ class Busy(Exception):
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """The run's folder for this process alone. Raises Busy where another has it, OSError where it cannot be locked."""
+    """Holds the lock of the run's folder. Raises Busy if another process holds it, OSError if it cannot be locked."""
     path = run / ".lock"
     try:
         lock = FileLock(path, blocking=False)
@@ -110,7 +110,7 @@ def locked(run: Path) -> Iterator[None]:
 class Attempt:
     """One process's attempt at one run.
 
-    Keeps status.json up to date. `legs` are the times at which the run was worked on, since it may be cut off and
+    Keeps status.json up to date. `legs` lists start and seconds of every attempt, since a run may be interrupted and
     resumed; `seconds` is their sum.
     """
 
@@ -130,7 +130,7 @@ class Attempt:
         }
 
     def note(self, state: str, least: float = 0.0, **more: Any) -> None:
-        """Writes status.json. least: the run took at least so many seconds."""
+        """Writes status.json. least: a lower bound of the run's seconds."""
         self.leg["seconds"] = round(time.perf_counter() - self.began, 3)
         legs = [*self.earlier, self.leg]
         seconds = max(round(sum(float(leg["seconds"]) for leg in legs), 3), round(least, 3))
@@ -138,12 +138,12 @@ class Attempt:
         write_json(self.run / "status.json", content)
 
     def ended(self, state: str, text: str = "") -> None:
-        """Notes the end in the sweep's journal, and prints it."""
+        """Notes the end in the sweep's journal."""
         self.sweep.note(self.run.name, state, text)
 
 
 def _take(attempt: Attempt) -> float:
-    """Decides what is to be done with the run: nothing, or work."""
+    """Leaves a finished run as it is, gives up one whose process was killed ATTEMPTS times, works on any other."""
     before, run = attempt.before, attempt.run
     if before["state"] == "finished":
         other = "" if before["git"] == machine.revision() else f", made at another revision ({before['git']})"
@@ -171,7 +171,7 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
         attempt.ended("interrupted", f"{attempt.run} was interrupted")
         log.warning("interrupted")
         if stop.signal is None and isinstance(error, Interrupted):
-            return FAILED  # the sweep was stopped: the process that was asked to tells the user
+            return FAILED  # the sweep was stopped: the process that got the signal reports it
         raise Stopped(stop.signal or signal.SIGINT) from error
     except Exception as error:
         log.exception("failed")
@@ -209,7 +209,7 @@ def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
 
 
 class StopSignal:
-    """Whether the run should stop: this process got SIGINT or SIGTERM, the sweep was stopped, or its parent is gone."""
+    """Whether the run should stop: this process got SIGINT or SIGTERM, the sweep was stopped, or its parent ended."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -229,13 +229,13 @@ class StopSignal:
 
 def orphaned() -> bool:
     """Whether this process is a worker and the command that started it is gone (kill −9): nobody waits for its runs."""
-    worker = os.environ.get("RECALL_LAB_PID", str(os.getpid())) != str(os.getpid())
+    worker = os.environ.get(WORKER_OF, str(os.getpid())) != str(os.getpid())
     return worker and os.getppid() != PARENT
 
 
 @contextmanager
 def stop_signal(sweep: Sweep) -> Iterator[StopSignal]:
-    """SIGINT and SIGTERM ask the run to stop while the block runs; only the main thread can be asked."""
+    """While the block runs, SIGINT and SIGTERM stop the run at its next step. Only a main thread gets signals."""
     stop = StopSignal(sweep)
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -261,7 +261,7 @@ class Warnings(logging.Handler):
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[list[str]]:
-    """recall_lab's log goes to the file while the block runs; gives the list in which its warnings are collected."""
+    """While the block runs, recall_lab's log is written to the file. Yields a list that collects its warnings."""
     file, warnings = logging.FileHandler(path, encoding="utf-8"), Warnings()
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for handler in (file, warnings):

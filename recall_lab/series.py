@@ -1,4 +1,4 @@
-"""Names for series: what tells the runs of a table apart, found by exclusion (see `recall_lab.results`).
+"""Names of series: the settings that distinguish the runs of a table, by exclusion (see `recall_lab.results`).
 
 A name is the mixer and those of its settings that differ between the runs of that mixer on that task:
 "linear", "linear heads=2", "hybrid(delta_rule, softmax)".
@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 LONGEST = 24
-"""Characters of a value in a series' name. A longer one is shortened to a code that is unique to it."""
+"""Largest number of characters of a value in a series' name. A longer value is replaced by a hash of it."""
 
 
 def setting_columns(table: pd.DataFrame, axis: Sequence[str] = ()) -> list[str]:
-    """The table's settings: columns with a dot, the cell's (`task.*`) and those in `axis` aside."""
+    """The table's settings: columns with a dot, except the cell's (`task.*`) and those in `axis`."""
     names = [name for name in table.columns if ("." in name and not name.startswith("task.")) or name == "trained_as"]
     order = ("_target_", "trained_as", "mixer.", "oracle.", "probe.", "model.", "train.", "trained.", "test.")
 
@@ -29,18 +29,18 @@ def setting_columns(table: pd.DataFrame, axis: Sequence[str] = ()) -> list[str]:
 
 
 def condition(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
-    """A number for each row: the same for rows of one mixer, one task and equal settings, those in `axis` aside."""
+    """A number for each row: equal for rows of one mixer, one task and equal settings, except those in `axis`."""
     columns = [name for name in ("mixer", "task") if name in table] + setting_columns(table, axis)
     codes = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
     return codes.groupby(columns, sort=False).ngroup() if columns else pd.Series(0, index=table.index)
 
 
 def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
-    """The name of each row's series. Two rows have the same name only if they have the same mixer and settings, those
-    in `axis` aside.
+    """The name of each row's series. Two rows have the same name only if they have the same mixer and settings, except
+    those in `axis`.
 
-    axis  settings that a figure shows as positions, panels or colours; a setting that equals one of them everywhere
-          (d_value where d_value = d_key) goes with it
+    axis  settings that a figure shows as positions, panels or colours; a setting that equals one of them in every row
+          (d_value where d_value = d_key) is left out too
     """
     mixers = _mixers(table)
     names = mixers.copy()
@@ -50,7 +50,7 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
     parts = [name for name in columns if _names_a_part(name)]
     for _, rows in table.groupby(groups, dropna=False, sort=False):
-        # The brackets of a hybrid say what its parts are, unless two modules have the same name.
+        # The brackets of a hybrid name its parts, unless two modules have the same name.
         bracketed = mixers[rows.index].nunique() == len(text.loc[rows.index, parts].drop_duplicates())
         for column in _telling(text.loc[rows.index].drop_duplicates()):
             if column in parts and bracketed:
@@ -62,14 +62,14 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
 
 
 def _shortened(values: pd.Series) -> dict[str, str]:
-    """The values, by the words of `_text`, as they stand in a name; no two of them alike."""
+    """Text of each value (see `_text`) → its short form in a series' name. Different values have different forms."""
     short = {word: _short(value) for word, value in zip(_text(values), values, strict=True)}
     count = Counter(short.values())
     return {word: name if count[name] == 1 else f"{name}{_digest(word)}" for word, name in short.items()}
 
 
 def _short(value: object) -> str:
-    """true, 0.01; of a `_target_` the class; of a long list a code."""
+    """A value as a series' name shows it: true, 0.01, the class of a `_target_`, a hash of a long list."""
     if isinstance(value, bool | np.bool_):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -81,7 +81,7 @@ def _short(value: object) -> str:
 
 
 def _code(text: str) -> str:
-    """Four letters that are unique to the text; for a list of cells, after the range of each parameter."""
+    """A hash of the text; for a list of cells, the range of each parameter and then the hash."""
     digest = _digest(text)
     try:
         cells = pd.DataFrame(json.loads(text)).select_dtypes("number")
@@ -97,7 +97,7 @@ def _digest(text: str) -> str:
 
 
 def _telling(distinct: pd.DataFrame) -> list[str]:
-    """Columns that together tell all rows apart, each one splitting what those before it leave together."""
+    """Columns that together distinguish all rows. Each separates rows that are equal in the columns before it."""
     chosen: list[str] = []
     parts = 1
     for column in distinct.columns:
@@ -111,12 +111,12 @@ def _telling(distinct: pd.DataFrame) -> list[str]:
 
 
 def _names_a_part(column: str) -> bool:
-    """Whether the column says what a part of a hybrid is: mixer.first._target_."""
+    """Whether the column names the mechanism of a hybrid's part, as mixer.first._target_ does."""
     return column.startswith("mixer.") and column.endswith("._target_") and column.count(".") == 2
 
 
 def _word(column: str, columns: list[str]) -> str:
-    """The last part of a setting's name, or all of it where two settings would share that part."""
+    """The last part of a setting's name, or the full name where two settings have the same last part."""
     parent, _, last = column.rpartition(".")
     if last == "_target_":
         return parent.rpartition(".")[2]
@@ -124,7 +124,7 @@ def _word(column: str, columns: list[str]) -> str:
 
 
 def _text(column: pd.Series) -> pd.Series:
-    """The values as words, each in one way: 1 and 1.0 are the same, true is not 1, and what is missing is "∅"."""
+    """The values as text: 1 and 1.0 have the same text, true and 1 have not, and a missing value is "∅"."""
 
     def word(value: object) -> str:
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float):

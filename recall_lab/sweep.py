@@ -1,6 +1,6 @@
-"""What the processes of one command know of each other: which runs have started and ended, and whether to stop.
+"""What the processes of one command share: which runs have started and ended, and whether to stop.
 
-All of it is in files of the sweep's folder, so that it works for workers on this machine and on others.
+They share it through files in the sweep's folder, so workers may be on other machines.
 """
 
 import contextlib
@@ -11,20 +11,23 @@ import time
 from pathlib import Path
 
 ENVIRONMENT = "RECALL_LAB_SWEEP"
-"""Environment variable that tells worker processes which command they belong to."""
+"""Environment variable with the name of the command that a worker process belongs to."""
+
+WORKER_OF = "RECALL_LAB_PID"
+"""Environment variable with the process id of the command, by which its workers know that they are workers."""
 
 ENDED = ("finished", "found", "incomplete", "failed", "interrupted", "skipped", "died")
-"""Events after which nobody works on a run."""
+"""Events that end a run, at least for this command."""
 
 ATTEMPTS = 3
-"""How often one command starts a run whose process is killed."""
+"""How many times one command starts a run whose process is killed each time."""
 
 
 class Sweep:
-    """The journal and the stop sign of one command.
+    """The journal and the stop request of one command.
 
     folder  the sweep's folder
-    name    tells the command from others that work in the same folder at the same time
+    name    distinguishes the command from others that use the same folder at the same time
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -33,7 +36,7 @@ class Sweep:
         self.private = folder / f".sweep-{name}"
 
     def begin(self) -> None:
-        """Called once, before any worker."""
+        """Creates the journal's folder. Called once, before any worker starts."""
         self.private.mkdir(parents=True, exist_ok=True)
 
     def note(self, run: str, event: str, text: str = "") -> None:
@@ -54,11 +57,11 @@ class Sweep:
         return {event["run"]: event for event in self.events()}
 
     def attempts(self, run: str) -> int:
-        """How often this command has started the run."""
+        """How many times this command has started the run."""
         return sum(event["run"] == run and event["event"] == "started" for event in self.events())
 
     def ask_to_stop(self, patience: float = 30.0) -> None:
-        """Asks all workers to save a checkpoint and stop, and waits until they have, at most `patience` seconds."""
+        """Requests all workers to save a checkpoint and stop; waits until they have, for at most `patience` seconds."""
         with contextlib.suppress(OSError):
             (self.private / "stop").touch()
         limit = time.monotonic() + patience

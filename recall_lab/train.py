@@ -40,7 +40,7 @@ class Training:
     lr: float = 1e-2
     """Largest learning rate, reached after the warm-up."""
     weight_decay: float = 0.0
-    """Of the parameters that `parameter_groups` decays."""
+    """Weight decay of AdamW, for the parameters that `parameter_groups` does not exempt."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises linearly; it then follows a cosine down to zero."""
     clip: float = 1.0
@@ -59,7 +59,7 @@ class Training:
     compile: bool = False
     """Whether training uses torch.compile."""
     cells: Grid | None = None
-    """The cells trained on, in turn; None: the cells that `training_cells` derives from the task."""
+    """The cells that training goes through in turn; None: the cells that `training_cells` derives from the task."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "tokens", "validate_every", "validation_sequences"):
@@ -91,18 +91,18 @@ class Testing:
     tokens: int = 32768
     """Tokens per cell."""
     sequences: int = 64
-    """Smallest number of sequences per cell, where `tokens` would be fewer."""
+    """Smallest number of sequences per cell, used where `tokens` amounts to fewer."""
     probe_sequences: int = 16
     """Sequences per cell that the probes are computed on."""
     cells: Grid | None = None
-    """The cells tested on; None: the training cells, and the task at 2 and 4 times its size."""
+    """The cells that are tested; None: the training cells, and the task at 2 and 4 times its size."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "sequences", "probe_sequences"):
             whole_number(f"test.{name}", getattr(self, name))
 
     def sequences_of(self, task: Task) -> int:
-        """How many sequences are scored of a cell (a task at its size)."""
+        """Number of sequences scored in a cell; `task` is the task at that cell."""
         return max(self.sequences, self.tokens // task.length)
 
 
@@ -111,7 +111,7 @@ class Interrupted(Exception):
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The optimiser's two parameter groups: those that weight decay shrinks, and those it leaves alone.
+    """The optimiser's two parameter groups: parameters with weight decay, and parameters without.
 
     Exempt are parameters with fewer than two axes (norms, biases, decays, offsets and lengths per head or channel),
     and those that a module lists in its class attribute `no_weight_decay`. Everything else decays: projections,
@@ -149,7 +149,7 @@ def train(
 
     Raises NotFinite, naming the step, when a loss is not finite.
     """
-    cells = training_cells(task, training.cells, warn=False)  # whoever derives the test cells has logged them
+    cells = training_cells(task, training.cells, warn=False)  # impossible cells are logged with the test cells
     optimizer = torch.optim.AdamW(
         parameter_groups(model, training.weight_decay), lr=training.lr, fused=device.type in ("cpu", "cuda")
     )
@@ -214,7 +214,7 @@ def evaluate(
     sequence_accuracy  share of the sequences with every scored token correct
     loss_bits          mean −log₂ p of the target
     tokens, sequences  number of scored tokens, and of sequences
-    A continuous task has two others in place of the first three:
+    For a continuous task, two others replace the first three:
     error              Σ‖output − target‖² / Σ‖target − mean target‖²
     r2                 1 − error
     """

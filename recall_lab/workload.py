@@ -1,7 +1,7 @@
 """The kinds of run. Each is a frozen dataclass that holds exactly the settings it uses, and turns them into rows.
 
-conf/workload/NAME.yaml lists the settings of each kind; Hydra builds the object. What is not among its fields cannot
-have an effect on the result, so the fields are also what a run's name is a hash of (`recall_lab.runner`).
+conf/workload/NAME.yaml lists the settings of each kind; Hydra builds the object. A setting that is not a field cannot
+affect the result. The hash that names a run is therefore computed from the fields (`recall_lab.runner`).
 """
 
 import copy
@@ -30,22 +30,22 @@ from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores, Testing, Training
 
 MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
-"""Makes one layer's mixer from d_model; a list of them: the layers take them in turn."""
+"""A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
 
 log = logging.getLogger("recall_lab")
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where a run works: its folder and device, what shows its progress, and whether it should stop."""
+    """What a run needs besides its settings: folder, device, a report of progress, and whether to stop."""
 
     folder: Path
     device: torch.device
     advance: Callable[[Scores], None] = lambda point: None
     """Called with every new point of the training curve."""
     stop: Callable[[], bool] = lambda: False
-    """Asked before every training step and every tested cell; where it says True, train.Interrupted is raised (after a
-    checkpoint was saved)."""
+    """Called before every training step and every tested cell. If it returns True, train.Interrupted is raised; during
+    training a checkpoint is saved first."""
 
     def check(self) -> None:
         """Raises train.Interrupted if the run should stop."""
@@ -55,11 +55,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found."""
+    """The results of a run."""
 
     rows: list[Row]
     summary: str
-    """In a few words, for the terminal."""
+    """The result in a few words, for the terminal."""
     loss: float = 0.0
     """The last validation loss; 0 where nothing was trained."""
     missing: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class TrainAndTest(Workload):
     test: Testing
     probe: dict[str, Probe] | None = None
     seed: int = 0
-    """Of the model's initial weights."""
+    """Seed of the model's initial weights."""
     data_seed: int = 0
-    """Of the streams of data, which are the same for every mixer."""
+    """Seed of the streams of data, which are the same for every mixer."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
@@ -140,9 +140,9 @@ class AskOracle(Workload):
     mixer: MixerFactory
     probe: dict[str, Probe] | None = None
     seed: int = 0
-    """Of the mechanism's initial weights, and of the keys and values."""
+    """Seed of the mechanism's initial weights, and of the keys and values."""
     data_seed: int = 0
-    """Of the keys and values."""
+    """Seed of the keys and values."""
 
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
@@ -172,7 +172,7 @@ class AskOracle(Workload):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRun(Workload):
-    """Runs probes on the model of a finished run, or puts another mixer on its weights and tests it.
+    """Runs probes on the model of a finished run, or tests its weights with another mixer.
 
     Raises ValueError where the mixer does not fit the weights.
     """
@@ -185,7 +185,7 @@ class ProbeRun(Workload):
     probe: dict[str, Probe] | None = None
     data_seed: int = 0
     swapped: str = ""
-    """The mixer's name, where it is not the one that was trained: it is then scored on the test cells too."""
+    """Name of the mixer if it is not the trained one; it is then also scored on the test cells."""
 
     def run(self, space: Workspace) -> Outcome:
         cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))

@@ -1,4 +1,4 @@
-"""The definition of every cache policy, written as loops over positions, slots and channels."""
+"""The definition of every cache policy, as plain loops over positions, slots and channels."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: tiny settings, running a command, and the folders it leaves."""
+"""Helpers for tests of the command line: tiny settings, running a command, and the folders that it leaves."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_e
 """Settings of a run of less than a second."""
 
 SERIAL = "hydra/launcher=basic"
-"""One run after the other, in this process."""
+"""Options that execute the runs of a sweep one after the other, in this process."""
 
 LONG = ["train.steps=100000", "train.validate_every=20", "train.solved=null", "name=long"]
-"""A run that does not end by itself."""
+"""Options of a run that does not end by itself."""
 
 
 def recall(*arguments: str) -> int:
-    """`recall-lab run …` in this process: its exit status."""
+    """Calls `recall-lab run …` in this process and returns its exit status."""
     run.Preflight.sweep = None
     os.environ.pop("HYDRA_FULL_ERROR", None)
     return run.main([*arguments])
@@ -36,7 +36,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def shell(*arguments: str, **more) -> subprocess.CompletedProcess:
-    """`recall-lab …` in a process of its own."""
+    """Calls `recall-lab …` in a separate process."""
     return subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **more)
 
 
@@ -48,8 +48,8 @@ def states(name: str) -> list[str]:
     return [folders.status(folder)["state"] for folder in run_folders(name)]
 
 
-def ask(*arguments: str) -> int:
-    """`recall-lab probe …` in this process: its exit status."""
+def run_probe(*arguments: str) -> int:
+    """Calls `recall-lab probe …` in this process and returns its exit status."""
     try:
         return probe.probe(arguments[0], [*arguments[1:]])
     except messages.ERRORS as error:
@@ -58,14 +58,14 @@ def ask(*arguments: str) -> int:
 
 @contextmanager
 def background(*arguments: str) -> Iterator[subprocess.Popen]:
-    """`recall-lab …` in a process group of its own, which is gone afterwards whatever happens."""
+    """Runs `recall-lab …` in a separate process group, which is always killed in the end."""
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # Where the tests themselves run in the background, Ctrl-C is ignored, and that would be inherited.
+        # If the tests themselves run in the background, they ignore Ctrl-C, and the new process would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
@@ -77,7 +77,7 @@ def background(*arguments: str) -> Iterator[subprocess.Popen]:
 
 
 def started(process: subprocess.Popen, name: str, runs: int = 1) -> None:
-    """Waits until so many runs have a checkpoint."""
+    """Waits until `count` runs have a checkpoint."""
     for _ in range(1800):
         if len(list(Path("outputs", name).glob("*/checkpoint.pt"))) >= runs:
             return

@@ -1,4 +1,4 @@
-"""What the tests share. Every type annotation of recall_lab, shapes included, is checked while they run."""
+"""Fixtures that tests share. While tests run, every type annotation of recall_lab is checked, including shapes."""
 
 import copy
 import math
@@ -32,12 +32,12 @@ TASK = MQAR(vocab=32, length=16, pairs=4)
 
 
 def names(group: str) -> list[str]:
-    """The options of a config group: the parameters of many tests."""
+    """The names of the options of a config group, over which many tests are parametrised."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def config(*overrides: str) -> DictConfig:
-    """The real configuration, composed as the command line does; a copy, so that a test may change it."""
+    """The real configuration, composed as on the command line; a copy, which a test may change."""
     return copy.deepcopy(_composed(*overrides))
 
 
@@ -56,7 +56,7 @@ def small_model(mixer: str = "softmax", seed: int = 0, overrides: Sequence[str] 
 
 
 def small_training(**changed: Any) -> Training:
-    """Thirty small steps, with a validation after every ten."""
+    """Thirty small training steps, with a validation after every ten."""
     return Training(**{"steps": 30, "tokens": 512, "validate_every": 10, "validation_sequences": 16, **changed})
 
 
@@ -73,7 +73,7 @@ def ratio(x: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
-    """Processor time of the fastest call of each function. They take turns: a busy machine affects all alike."""
+    """Processor time in seconds of the fastest call of each function. Calls alternate, so that load affects all."""
     best = [math.inf] * len(runs)
     for _ in range(times):
         for i, run in enumerate(runs):
@@ -87,8 +87,8 @@ def seconds(*runs: Callable[[], object], times: int = 5) -> list[float]:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Runs the suite on all cores, at most eight, where pytest-xdist is installed and -n is not given.
 
-    A single process runs named files, which end sooner than workers start; benchmarks, which workers would disturb; and
-    tests on the GPU, of which there is one.
+    A single process runs named files, because they end before workers would have started; benchmarks, because workers
+    would disturb them; and tests on the GPU, because there is only one.
     """
     suite = all(Path(argument).is_dir() and "benchmarks" not in argument for argument in config.args)
     undecided = config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None
@@ -99,13 +99,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Bit-equal reruns need a fixed thread count."""
+    """Runs are bit-equal only for a fixed number of threads."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def empty_folder(tmp_path, monkeypatch):
-    """The test works in an empty folder, with the command line's traces removed afterwards."""
+    """Runs the test in an empty folder and undoes the global settings that the command line makes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
     for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):

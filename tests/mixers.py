@@ -1,4 +1,4 @@
-"""What the tests of mixers share: every mechanism of conf/mixer, some of its options, and how tensors are compared."""
+"""Helpers for tests of mixers: every mechanism of conf/mixer, some of its options, and comparison of tensors."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ OPTIONS: dict[str, list[dict]] = {
     "based": [{"window": 5}],
     "log_linear": [{"levels": 3}],
 }
-"""Options with which a mechanism is tested besides its defaults."""
+"""Options with which a mechanism is tested in addition to its defaults."""
 
 MECHANISMS = [name for name in names("mixer") if "mixer_base" in (CONF / "mixer" / f"{name}.yaml").read_text()]
 CASES = [(name, options) for name in MECHANISMS for options in [{}, *OPTIONS.get(name, [])]]

@@ -1,4 +1,4 @@
-"""What the tests of probes share: traces of the oracle, and one value out of many rows."""
+"""Helpers for tests of probes: traces of the oracle, and looking up one value among many rows."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ LINEAR_IN_V = [name for name in MIXERS if name not in ("rnn", "lstm")]
 
 
 def traced(make: Any = Linear, seed: int = 0, **fields: Any) -> Trace:
-    """A trace of the oracle with these fields."""
+    """A trace of the oracle with these settings."""
     oracle = Oracle(**{"reads": 1024} | fields)
     torch.manual_seed(seed)
     return oracle.trace(oracle.mixer(make), np.random.default_rng(seed))

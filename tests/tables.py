@@ -1,4 +1,4 @@
-"""Tables of made-up results, and what their figures show."""
+"""Helpers for tests of figures: tables of invented results, and what a figure shows."""
 
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -22,7 +22,7 @@ def scores(
     seeds: Iterable[int] = (0, 1),
     **settings: Any,
 ) -> pd.DataFrame:
-    """Test rows of every mixer and seed in every cell; the first cell has validation rows too. No column `series`."""
+    """Rows of split test per mixer, seed and cell, and of split validation in the first cell. No column `series`."""
     rows = []
     for mixer in mixers:
         for seed in seeds:
@@ -36,7 +36,7 @@ def scores(
 
 
 def named(*tables: pd.DataFrame) -> pd.DataFrame:
-    """One table, with its series named."""
+    """One table of all parts, with its column `series`."""
     table = pd.concat(tables, ignore_index=True)
     return table.assign(series=results.series(table))
 

@@ -1,4 +1,4 @@
-"""What the tests of tasks share: building a task by name, and the properties that hold for every task."""
+"""Helpers for tests of tasks: building a task by name, and the properties that hold for every task."""
 
 import random
 from functools import cache
@@ -38,7 +38,7 @@ def spread(values: np.ndarray, classes: int) -> bool:
 
 
 def tally(rows: np.ndarray, patterns: list[tuple[int, ...]]) -> np.ndarray:
-    """How often each pattern occurs among the rows. Asserts that no row has another pattern."""
+    """How often each pattern occurs among the rows. Asserts that every row equals one of the patterns."""
     found, counts = np.unique(rows, axis=0, return_counts=True)
     count = dict(zip(map(tuple, found.tolist()), counts.tolist(), strict=True))
     assert set(count) <= set(patterns)

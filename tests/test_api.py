@@ -1,4 +1,4 @@
-"""recall_lab from Python."""
+"""The Python API of recall_lab."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ import recall_lab as rl
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def test_a_run_its_model_and_its_figure():
+def test_run_open_and_plot():
     table = rl.train_and_test(*TINY, "mixer=delta_rule", "name=python")
     assert set(table["mixer"]) == {"delta_rule"}
     assert {"accuracy", "chance"} <= set(table["metric"])
@@ -31,7 +31,7 @@ def test_a_run_its_model_and_its_figure():
     assert list(rl.plot("retrieval", rl.load("outputs/python"))) == ["retrieval_mqar"]
 
 
-def test_errors():
+def test_errors_name_their_cause():
     with pytest.raises(ValueError, match="has no effect"):
         rl.train_and_test("oracle=random", "train.steps=3", "probe=[cost]")
     with pytest.raises(RuntimeError, match=r"failed: .*pairs=9"):
@@ -42,13 +42,13 @@ def test_errors():
         _ = rl.nothing
 
 
-def test_importing_it_imports_nothing_heavy():
+def test_import_does_not_load_large_packages():
     code = "import recall_lab, sys; print(sorted({'torch', 'hydra', 'pandas', 'matplotlib'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
 @pytest.mark.slow
-def test_what_the_readme_shows_runs():
+def test_readme_example_runs():
     text = (CONF.parent / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^## From Python\n\n```python\n(.*?)^```", text, re.S | re.M)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -1,5 +1,5 @@
-"""Imports go strictly down the levels of the README's picture; files and functions stay small; conf/ mirrors the
-package, and every `_target_` in it resolves to what its name says, with the same defaults."""
+"""Tests of the architecture: imports go strictly down the levels of the diagram in the README, files and functions stay
+small, conf/ mirrors the package, and every `_target_` resolves to the class of its name, with the same defaults."""
 
 import ast
 import dataclasses
@@ -46,7 +46,7 @@ MECHANISM_LINES, FILE_LINES = 40, 300
 
 
 def picture() -> dict[str, int]:
-    """Module or folder → its level, as drawn in the README."""
+    """Module or folder → its level, from the diagram in the README."""
     (drawn,) = re.findall(r"^recall_lab/ +level\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.S | re.M)
     return {name: int(level) for name, level in re.findall(r"^  (\w+)(?:\.py|/) .* (\d)$", drawn, re.M)}
 
@@ -76,7 +76,7 @@ def top(path: Path) -> str:
 
 
 def shared(group: str) -> set[str]:
-    """What the files of a folder may import of each other: its base, engines (they have no yaml), styles."""
+    """The modules of a folder that its other files may import: base, engines (which have no yaml), style."""
     files = sorted((PACKAGE / group).glob("*.py"))
     if (CONF / group).is_dir():
         return {path.stem for path in files} - set(names(group))
@@ -85,8 +85,8 @@ def shared(group: str) -> set[str]:
     return {"base"}
 
 
-def test_the_picture_shows_every_module():
-    """Files as NAME.py, folders as NAME/."""
+def test_readme_diagram_shows_every_module():
+    """The diagram writes files as NAME.py and folders as NAME/."""
     there = {path.name for path in PACKAGE.glob("*.py")} | {f"{path.parent.name}/" for path in PACKAGE.glob("*/*.py")}
     drawn = re.findall(r"^  (\w+(?:\.py|/)) .* \d$", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert sorted(drawn) == sorted(there - {"__init__.py"})
@@ -111,15 +111,15 @@ def test_files_that_do_not_import_torch(path):
     assert not any(module.split(".")[0] == "torch" for module in imports(path))
 
 
-def test_importing_them_does_not_import_torch():
-    """Neither do the modules that they import in turn, so that reports and messages appear without its delay."""
+def test_importing_these_files_does_not_import_torch():
+    """Nor do the modules that they import import torch. Reports and messages thus appear without delay."""
     paths = [path for path in FILES if top(path) in WITHOUT_TORCH]
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_hydra_is_known_to_few_modules():
+def test_few_modules_import_hydra():
     knowing = {top(path) for path in FILES if any(m.split(".")[0] in ("hydra", "omegaconf") for m in imports(path))}
     assert knowing <= set(WITH_HYDRA)
 
@@ -159,7 +159,7 @@ def test_a_mechanism_is_short(path):
 
 @pytest.mark.parametrize("group", [group for group in ("task", "mixer", "probe", "claim") if (CONF / group).is_dir()])
 def test_conf_mirrors_the_package(group):
-    """Every yaml has a module of its name; a module without one is used by the others of its folder."""
+    """Every yaml has a module of the same name; a module without a yaml is imported by others of its folder."""
     modules = {path.stem for path in (PACKAGE / group).glob("*.py")} - {"__init__"}
     assert set(names(group)) <= modules
     imported = set().union(*(imports(path) for path in FILES))
@@ -190,7 +190,7 @@ OPTIONS = [(group, name) for group in ("task", "mixer", "probe", "oracle") for n
 
 
 @pytest.mark.parametrize(("group", "name"), [option for option in OPTIONS if option[0] != "oracle"])
-def test_a_target_is_what_its_name_says(group, name):
+def test_target_matches_its_yaml_name(group, name):
     """conf/mixer/delta_rule.yaml names DeltaRule, a Mixer, in recall_lab/mixer/delta_rule.py."""
     target = composed(group, name)["_target_"]
     module, _, made = target.rpartition(".")
@@ -221,7 +221,7 @@ def defaults(made: Callable[..., Any]) -> dict[str, Any]:
 
 
 WITH_DEFAULTS = [CONF / group / f"{name}.yaml" for group, name in OPTIONS if name != "hybrid"]
-"""A hybrid has no defaults: its parts are mixers."""
+"""Not checked: a hybrid has no defaults, because its parts are mixers."""
 
 
 @pytest.mark.parametrize("path", (WITH_DEFAULTS))
@@ -242,8 +242,8 @@ def test_defaults_of_the_main_sections_are_equal_in_code_and_yaml(section, elsew
 
 
 @pytest.mark.parametrize("name", names("workload"))
-def test_a_kind_of_run_is_given_every_setting_it_has(name):
-    """conf/workload/NAME.yaml passes each field on from the setting of the same name."""
+def test_every_field_of_a_workload_is_set_by_its_yaml(name):
+    """conf/workload/NAME.yaml fills each field from the setting of the same name."""
     chosen = OmegaConf.to_container(OmegaConf.load(CONF / "workload" / f"{name}.yaml"))
     made = resolve(chosen.pop("_target_"))
     assert made.__name__.lower() == name.replace("_", "")

@@ -24,8 +24,8 @@ lengths = st.integers(1, 90)
 
 
 @pytest.mark.parametrize(("policy", "options"), CASES, ids=IDS)
-def test_definition(policy, options):
-    """Outputs, gradients, weights and state, in one block, in several, and by steps."""
+def test_policy_equals_its_definition(policy, options):
+    """Outputs, gradients, weights and state equal the definition: in one block, in several, and step by step."""
     tensors = [x.requires_grad_() for x in draw(19)]
     direction = draw(19, seed=1)[2]
     o, A, state = by_definition(policy, options, *tensors)
@@ -46,7 +46,7 @@ def test_definition(policy, options):
 
 @pytest.mark.parametrize(("policy", "options"), CASES, ids=IDS)
 def test_float32(policy, options):
-    """Equal to single precision on data where no choice depends on the last bits."""
+    """Equal up to float32 precision, on data where no choice of tokens depends on the last bits."""
     o, _, _ = by_definition(policy, options, *draw(19))
     output, _ = POLICIES[policy][0](d_model=8, heads=2, **options).parallel(*(x.float() for x in draw(19)), {})
     assert torch.allclose(output.double(), o, rtol=0, atol=1e-5)
@@ -54,8 +54,8 @@ def test_float32(policy, options):
 
 @pytest.mark.parametrize(("policy", "options"), [c for c in CASES if c[0] in DYNAMIC and c[1]])
 @pytest.mark.parametrize("block", [64, 4])
-def test_of_equal_scores_the_earliest_win(policy, options, block):
-    """Small integers make many logits and bounds exactly equal."""
+def test_ties_are_won_by_the_earliest_token(policy, options, block):
+    """Small integers as inputs make many logits and bounds exactly equal."""
     q, k, _ = (
         torch.randint(-1, 2, (2, 2, 23, 4), generator=torch.Generator().manual_seed(i)).double() for i in range(3)
     )
@@ -67,8 +67,8 @@ def test_of_equal_scores_the_earliest_win(policy, options, block):
 
 @pytest.mark.parametrize("w", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("sinks", [None, 3])
-def test_the_window_is_exact(w, sinks):
-    """The token at distance w − 1 is attended to and the one at distance w is not: the current token counts."""
+def test_window_includes_exactly_w_tokens(w, sinks):
+    """The token at distance w − 1 is attended to, the one at distance w is not: the current token counts as one."""
     n = 150
     mixer = (
         Window(d_model=8, heads=2, budget=w) if sinks is None else SinkWindow(d_model=8, budget=w + sinks, sinks=sinks)
@@ -84,7 +84,7 @@ def test_the_window_is_exact(w, sinks):
 @pytest.mark.parametrize("policy", BUDGETED)
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(length=lengths, more=st.integers(0, 3), seed=st.integers(0, 99))
-def test_a_budget_for_all_tokens_is_softmax(policy, length, more, seed):
+def test_a_budget_for_all_tokens_equals_softmax(policy, length, more, seed):
     budget = max(length + more, 5)
     options = {"budget": budget, "page": 4} if policy == "paged" else {"budget": budget}
     if policy == "paged":
@@ -125,7 +125,7 @@ def test_merging_loses_no_token(length, budget, seed):
 
 
 def test_merging_equal_keys_changes_nothing():
-    """With as many slots as different keys, which come one after another, a slot stands for all its tokens exactly."""
+    """With at least as many slots as different keys, only tokens with equal keys share a slot: merging is exact."""
     q, k, v = draw(80)
     k = k[:, :, torch.arange(80) % 8]
     o, _ = Softmax(d_model=8).parallel(q, k, v, {})
@@ -149,14 +149,14 @@ def test_top_k_keeps_more_weight_than_any_other_choice(length, budget, seed):
 
 
 @pytest.mark.parametrize("policy", BUDGETED)
-def test_all_weights_learn(policy):
+def test_every_parameter_gets_a_gradient(policy):
     mixer = instantiate(config(f"mixer={policy}", "mixer.budget=16").mixer)(d_model=16)
     mixer(torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)))[0].square().sum().backward()
     assert all(p.grad.abs().max() > 0 for p in mixer.parameters())
 
 
 @pytest.mark.parametrize("policy", ["window", "sink_window", "heavy_hitter", "merging"])
-def test_a_static_cache_is_bounded(policy):
+def test_the_state_of_a_static_policy_is_bounded(policy):
     mixer = instantiate(config(f"mixer={policy}", "mixer.budget=16", "mixer.short_conv=0").mixer)(d_model=16)
     extra = {"heavy_hitter": 1, "merging": 1}.get(policy, 0)
     assert [mixer.state_size(n)[0] for n in (1, 10, 15, 16, 100)] == [(32 + extra) * n for n in (1, 10, 15, 15, 15)]

@@ -1,4 +1,4 @@
-"""Cache and vector-state mixers at the limits: empty segments, single positions, gates of −inf, impossible options."""
+"""Cache policies and vector states in limiting cases: empty segments, single positions, gates of −inf, bad options."""
 
 from functools import cache
 
@@ -35,8 +35,8 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("batch", "heads", "d_key", "d_value"), [(1, 1, 8, 8), (3, 1, 2, 5), (1, 2, 5, 3)])
 @pytest.mark.parametrize("length", [0, 1, 2, 7])
-def test_any_shape(name, batch, heads, d_key, d_value, length):
-    """The parallel form equals the recurrence, outputs and state, also for no position at all."""
+def test_parallel_equals_recurrence_for_any_shape(name, batch, heads, d_key, d_value, length):
+    """The parallel form equals the recurrence in outputs and state, even for zero positions."""
     torch.manual_seed(0)
     mixer = build(name, heads=heads, d_key=d_key, d_value=d_value)
     x = torch.randn(batch, length, 8).double().requires_grad_()
@@ -73,7 +73,7 @@ def test_an_empty_segment_keeps_the_state(name, filled):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rnn", "lstm", "softmax+sink")])
 def test_every_query_attends_to_something(name):
-    """The weights of each query are nonnegative and sum to one: no row can be fully masked."""
+    """The weights of each query are nonnegative and sum to one, so no query is fully masked."""
     torch.manual_seed(0)
     mixer = build(name)
     q, k, _, gates, _ = mixer.project(3 * torch.randn(2, 80, 8).double())
@@ -87,7 +87,7 @@ def test_every_query_attends_to_something(name):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("block", [64, 5, None])
 def test_a_forget_gate_of_minus_infinity_forgets_everything(block, dtype):
-    """Against the definition: no weight on tokens before the last such gate; finite gradients, zero of that gate."""
+    """No weight is left on tokens before the last such gate. Gradients are finite, and zero for that gate."""
     q, k, v = (x.to(dtype).requires_grad_() for x in draw(70))
     gate = torch.randn(2, 2, 70, generator=torch.Generator().manual_seed(1)).to(dtype).abs().neg()
     gate[..., [0, 9, 10, 64]] = -torch.inf
@@ -110,7 +110,7 @@ def test_a_forget_gate_of_minus_infinity_forgets_everything(block, dtype):
 
 
 def test_heavy_hitter_can_evict_the_first_token_at_its_smallest_budget():
-    """Keys −30, 0, 0, …: the first token gets no weight but its own. At a budget of 2 it would stay all the same."""
+    """With keys −30, 0, 0, … only its own query gives weight to the first token. A budget of 2 would keep it."""
     k = torch.zeros(1, 1, 12, 1).double()
     k[:, :, 0] = -30
     mixer = HeavyHitter(d_model=1, budget=HeavyHitter.least_budget)
@@ -120,7 +120,7 @@ def test_heavy_hitter_can_evict_the_first_token_at_its_smallest_budget():
 
 
 def test_merging_a_key_of_zeros():
-    """Its cosine with every slot is 0, so it joins the first of equal slots, in both forms."""
+    """Its cosine with every slot is 0. In both forms it is merged with the first of the slots that tie."""
     q, k, v = draw(12)
     k[:, :, :3] = 0
     k[:, :, 7] = 0
@@ -134,7 +134,7 @@ def test_merging_a_key_of_zeros():
 
 
 def test_forgetting_is_exact_after_strong_decay():
-    """Strong decay long ago costs the recent past no digits, as a difference of two long sums would."""
+    """A strong decay in the far past does not reduce the precision of recent weights."""
     n = 700
     q, k, v = draw(n)
     gate = torch.full((2, 2, n), -30.0).double()
@@ -148,7 +148,7 @@ def test_forgetting_is_exact_after_strong_decay():
     )
 
 
-def test_forgetting_survives_any_gate():
+def test_forgetting_is_finite_for_any_gate():
     q, k, v = (x.float().requires_grad_() for x in draw(130))
     gate = torch.linspace(-1e4, 0, 130).expand(2, 2, 130).clone().requires_grad_()
     o, _ = Forgetting(d_model=8, heads=2).parallel(q, k, v, {"log_forget": gate})
@@ -173,7 +173,7 @@ def test_forgetting_survives_any_gate():
         ("mixer=softmax mixer.learned_sink=2", "learned_sink=2: must be true or false"),
     ],
 )
-def test_impossible_options(overrides, message, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the mixer itself must refuse, as for a user
+def test_impossible_options_are_refused(overrides, message, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the mixer must refuse, not a type check
     with pytest.raises(ValueError, match=f"^{message}$"):
         instantiate(config(*overrides.split()).mixer)(d_model=16)

@@ -19,7 +19,7 @@ def without_seconds(curve: list[dict]) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory) -> tuple[Model, list[dict], dict]:
-    """The model, curve and checkpoint of a training that ran without a pause."""
+    """The model, curve and checkpoint of a training without interruption."""
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("uninterrupted") / "checkpoint.pt"
     model = small_model()
@@ -38,7 +38,7 @@ def assert_equal(checkpoint: Path, curve: list[dict], uninterrupted: tuple[Model
 
 @pytest.mark.parametrize("step", [0, 1, 9, 10, 13, 29])
 def test_stopped_at_any_step_and_resumed_equals_uninterrupted(step, tmp_path, uninterrupted):
-    """Validations are at steps 10, 20 and 30: the losses since the last one are kept too."""
+    """Validations are at steps 10, 20 and 30; a checkpoint also holds the losses since the last one."""
     calls = itertools.count()
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(Interrupted, match=f"after step {step} of 30"):
@@ -78,7 +78,7 @@ def test_a_crash_resumes_from_the_last_validation(tmp_path, uninterrupted):
     assert_equal(path, train(small_model(seed=5), TASK, UNTIL_THE_END, 0, CPU, path), uninterrupted)
 
 
-def test_a_stop_without_a_checkpoint_is_only_a_stop():
+def test_a_stop_without_a_checkpoint_path_raises_interrupted():
     with pytest.raises(Interrupted):
         train(small_model(), TASK, UNTIL_THE_END, 0, CPU, stop=lambda: True)
 
@@ -99,7 +99,7 @@ def test_a_checkpoint_is_one_file_of_plain_values_and_tensors(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-def test_a_damaged_checkpoint_and_one_of_an_earlier_version_are_named(tmp_path):
+def test_a_checkpoint_that_is_damaged_or_of_another_format_is_refused(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"PK\x03\x04 not a checkpoint")
     with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_and_one_of_an_earlier_version_are_named(tmp_path):
 
 
 def test_a_checkpoint_that_holds_objects_is_refused(tmp_path):
-    """Loading one from somebody else never runs code."""
+    """Loading an untrusted checkpoint never runs code."""
     torch.save({"model": Path("x")}, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
         load(tmp_path / "checkpoint.pt", CPU)

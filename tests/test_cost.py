@@ -1,4 +1,4 @@
-"""Cost: counted operations and bytes against formulas, and the exponents that follow from them."""
+"""Probe cost: FLOPs and bytes equal formulas, and so do the fitted exponents."""
 
 import pytest
 from probes import traced, value
@@ -25,7 +25,7 @@ def test_cost_exponents(rng):
         cost(traced(pairs=4, d_key=4, reads=4), rng, lengths=(8,))
 
 
-def test_cost_counts_what_the_formulas_say(rng):
+def test_flops_and_bytes_equal_formulas(rng):
     rows = cost(traced(Softmax, pairs=8, d_key=16, reads=8), rng, lengths=(64, 128), timed=False)
     assert value(rows, "prefill_flops", length=64) == 2 * 2 * 64 * 64 * 16
     assert value(rows, "decode_flops", length=64) == 2 * 2 * 65 * 16
@@ -35,7 +35,7 @@ def test_cost_counts_what_the_formulas_say(rng):
     assert value(rows, "state_bytes", length=64) == 16 * 16 * 4
 
 
-def test_cost_in_time(rng):
+def test_times_are_positive(rng):
     rows = cost(traced(pairs=8, d_key=8, reads=8), rng, lengths=(32, 64), repeats=1)
     assert value(rows, "prefill_seconds", length=32) > 0
     assert value(rows, "decode_seconds", length=64) > 0

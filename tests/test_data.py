@@ -1,4 +1,4 @@
-"""The cells of a task's grid, the random streams, and the batches that training draws from them."""
+"""The cells of a task's grid, the streams of random numbers, and the batches that training draws from them."""
 
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ def test_the_same_data_for_every_mixer_and_model_seed():
 
 
 def test_streams_are_independent():
-    """No sequence occurs in two splits, where the space of sequences is large."""
+    """No sequence occurs in two splits if the space of sequences is large."""
     task = MQAR(vocab=8192, length=64, pairs=16)
     drawn = {}
     for split in ("train", "validation", "test"):
@@ -74,7 +74,7 @@ def test_derived_cells():
 
 
 def test_derived_cells_that_are_impossible_are_left_out_and_named(caplog):
-    """Twice and four times as many pairs need more keys than the vocabulary has."""
+    """Two and four times the pairs would need more keys than the vocabulary has."""
     assert cells_tested(MQAR(vocab=16, pairs=7), None, [{}]) == [{}]
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 2
@@ -82,7 +82,7 @@ def test_derived_cells_that_are_impossible_are_left_out_and_named(caplog):
     assert messages[1].startswith("a cell of the derived grid is left out: length=256, pairs=28: pairs=28")
 
 
-def test_a_grid_of_values_stands_for_every_combination():
+def test_a_grid_of_values_means_every_combination():
     assert training_cells(MQAR(), {"length": [32, 64], "pairs": [1, 2]}) == [
         {"length": 32, "pairs": 1},
         {"length": 32, "pairs": 2},
@@ -100,6 +100,6 @@ def test_a_grid_of_values_stands_for_every_combination():
         ({"pairs": []}, r"cells.pairs=\[\]: must be a list of values"),
     ],
 )
-def test_impossible_cells(cells, message):
+def test_impossible_cells_are_refused(cells, message):
     with pytest.raises(ValueError, match=message):
         training_cells(MQAR(), cells)

@@ -1,4 +1,4 @@
-"""Dynamic access: ranks, residuals, derivatives and subsets against closed forms and brute force."""
+"""Probe dynamic_access: ranks, residuals, derivatives and subsets versus closed forms and brute force."""
 
 from functools import partial
 
@@ -52,7 +52,7 @@ def test_with_few_tokens_each_weight_can_be_changed_alone(rng):
     assert value(rows, "held_range") == pytest.approx(float(distance.mean()), rel=1e-6)
 
 
-def test_jacobian_against_differences():
+def test_jacobian_equals_finite_differences():
     trace = double(traced(Softmax, pairs=6, d_key=4, reads=6))
     q = trace.k * 2
     found = jacobian(trace, q, 5)
@@ -77,8 +77,8 @@ def test_independence_is_the_best_share_of_change(rng):
     assert float(leverage.mean()) == pytest.approx(5 / 12)
 
 
-def test_moved(rng):
-    """With orthogonal keys the weight that goes to an answer is all there is, or nothing."""
+def test_moved_with_orthogonal_keys(rng):
+    """With orthogonal keys an answer has all the weight under its own query and none under other queries."""
     rows = dynamic_access(traced(pairs=8, d_key=8, keys="orthogonal", reads=16), rng)
     assert value(rows, "moved") == pytest.approx(1, abs=1e-5)
     assert value(rows, "moved_share") == pytest.approx(1, abs=1e-5)
@@ -98,7 +98,7 @@ def test_faces_of_a_polygon():
     assert is_face(keys, np.ones(6, dtype=bool))
 
 
-def test_least_leak_against_a_grid():
+def test_least_leak_equals_a_grid_search():
     reader = np.array([[1.0, 0], [0.5, 1], [0.3, -1]])
     # k̃_0·q = 1 fixes the first coordinate; the second is free: |.5 + y| + |.3 − y| is at least .8.
     assert least_leak(reader, np.array([True, False, False])) == pytest.approx(0.8)
@@ -107,7 +107,7 @@ def test_least_leak_against_a_grid():
 
 
 def test_selectable_subsets(rng):
-    """Softmax picks subsets that are faces; a read-out linear in the query none once n is well above d."""
+    """Softmax selects subsets that are faces; a read-out linear in the query selects none if n is well above d."""
     fields = {"pairs": 64, "d_key": 16, "reads": 128}
     softmax = dynamic_access(traced(Softmax, **fields), rng, subsets=(2, 16))
     assert value(softmax, "selectable", subset=2) == 1

@@ -1,4 +1,4 @@
-"""Effective attention and influence against known weights, closed forms and the Jacobian."""
+"""Probe effective_attention: weights and influence versus known weights, closed forms and the Jacobian."""
 
 import subprocess
 import sys
@@ -72,9 +72,9 @@ def test_static_share():
     own[0, 4:, :4] = torch.eye(4)
     assert float(static_share(own, queries)) == pytest.approx(0, abs=1e-12)
     chance = torch.rand(400, 16, 16, generator=torch.Generator().manual_seed(0))
-    asked = torch.zeros(400, 16, dtype=torch.bool)
-    asked[:, 12:] = True
-    assert float(static_share(chance, asked).mean()) < 0.1  # a plain ratio of variances would give 1/4
+    few = torch.zeros(400, 16, dtype=torch.bool)
+    few[:, 12:] = True
+    assert float(static_share(chance, few).mean()) < 0.1  # a plain ratio of variances would give 1/4
     assert float(static_share(torch.ones(1, 8, 8), queries)) == 0
 
 
@@ -96,7 +96,7 @@ def test_oracle_shares_follow_theory(rng):
 
 
 def test_raw_scores_through_the_mechanisms():
-    """One-dimensional keys 100 and 1, asked with 1: the argument's own example."""
+    """One-dimensional keys, one of 100 and the others 1, and a query of 1."""
     k = torch.ones(1, 1, 9, 1)
     k[:, :, 3] = 100
     q = torch.ones(1, 1, 9, 1)
@@ -132,7 +132,7 @@ def test_influence_of_a_recurrent_network_is_its_jacobian(rng, make):
 
 @pytest.mark.parametrize("make", [RNN, LSTM, partial(GatedLinear, write=1), Softmax])
 def test_influence_equals_the_jacobian_of_all_pairs(make):
-    """Fewer and more directions than inputs, states that grow, and several blocks."""
+    """With fewer and with more directions than inputs, with growing states, and in several blocks."""
     torch.manual_seed(0)
     m = make(d_model=6, heads=2, d_key=2, d_value=3, short_conv=0).requires_grad_(False)
     q, k, v, gates, _ = m.project(torch.randn(2, 9, 6))
@@ -162,7 +162,7 @@ print(time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru
 
 @pytest.mark.slow
 def test_influence_of_a_long_sequence_is_bounded():
-    """n = 512, 2 sequences, d = 64: under 60 s of one core and under 2 GB."""
+    """n = 512, 2 sequences, d = 64: less than 60 s on one core and less than 2 GB."""
     out = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, check=True).stdout.split()
     seconds, kibibytes = float(out[0]), int(out[1])
     assert seconds < 60
@@ -181,7 +181,7 @@ def test_a_short_matrix_is_written_out_in_full(length):
 
 @pytest.mark.parametrize(("length", "block"), [(129, 2), (300, 3), (1024, 8)])
 def test_a_long_matrix_is_thinned(length, block):
-    """Every entry is one of A: of a query with an answer where there is one, and of the largest |A| of its block."""
+    """Every entry is in A: of a query with an answer if the block has one, and with the largest |A| of its block."""
     attention = torch.randn(length, length, generator=torch.Generator().manual_seed(0)).tril()
     source = torch.full((length,), IGNORE)
     source[length - 1] = 5
@@ -220,6 +220,6 @@ def test_the_residual_of_zero_outputs_is_zero(rng):
         ({"token_bins": -2}, "token_bins=-2: must be a whole number of at least 0"),
     ],
 )
-def test_options_out_of_range(rng, options, message):
+def test_options_out_of_range_are_refused(rng, options, message):
     with pytest.raises(ValueError, match=message):
         effective_attention(traced(pairs=4, d_key=4, reads=4), rng, **options)

@@ -1,18 +1,18 @@
-"""The experiments: both sizes compose and fit their tasks, sweeps parse, and small ones run to their figures."""
+"""The experiments: both sizes compose and fit their tasks, sweeps parse, and tiny versions run to their figures."""
 
-import sys
+from pathlib import Path
 
 import hydra
 import pytest
+from command_line import recall
 from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from recall_lab.job import identity
 
-from recall_lab import run
+from recall_lab.data import test_cells as grid
+from recall_lab.data import training_cells
+from recall_lab.runner import identity
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import test_cells as grid
-from recall_lab.train import training_cells
 
 OURS = ("needle", "recall_phase_diagram", "selective_copying", "state_tracking", "updates", "window_coverage")
 SIZES = ("small", "large")
@@ -23,7 +23,7 @@ def resolved(*overrides: str) -> dict:
 
 
 def sweep(name: str, size: str) -> dict[str, list[str]]:
-    """Setting → values of an experiment's own sweep."""
+    """Setting → values, in the sweep of an experiment."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         composed = hydra.compose("config", [f"experiment={name}", f"size={size}"], return_hydra_config=True)
     params = [f"{key}={value}" for key, value in composed.hydra.sweeper.params.items()]
@@ -38,20 +38,20 @@ def sweep(name: str, size: str) -> dict[str, list[str]]:
 def test_every_job_composes_and_its_cells_fit_its_task(name, size):
     swept = sweep(name, size)
     for number in range(max(map(len, swept.values()))):
-        # Every value of every setting in one job at least.
+        # Every value of every setting occurs in at least one job.
         job = [f"{key}={values[number % len(values)]}" for key, values in swept.items()]
-        whole = resolved(f"experiment={name}", f"size={size}", *job)
-        task = hydra.utils.instantiate(whole["task"])
-        training = hydra.utils.instantiate(whole["train"], _convert_="all")
-        testing = hydra.utils.instantiate(whole["test"], _convert_="all")
+        composed = resolved(f"experiment={name}", f"size={size}", *job)
+        task = hydra.utils.instantiate(composed["task"])
+        training = hydra.utils.instantiate(composed["train"], _convert_="all")
+        testing = hydra.utils.instantiate(composed["test"], _convert_="all")
         trained = training_cells(task, training.cells)
         longest = max(task.at(**cell).length for cell in trained)
         assert max(task.at(**cell).length for cell in grid(task, testing.cells, trained)) > longest
-        hydra.utils.instantiate(whole["mixer"])(d_model=whole["model"]["d_model"])
+        hydra.utils.instantiate(composed["mixer"])(d_model=composed["model"]["d_model"])
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_large_is_larger(name):
+def test_the_large_size_is_larger(name):
     small, large = (resolved(f"experiment={name}", f"size={size}") for size in SIZES)
     assert large["train"]["steps"] > small["train"]["steps"]
     assert large["train"]["tokens"] > small["train"]["tokens"]
@@ -60,7 +60,7 @@ def test_large_is_larger(name):
     assert sum(map(len, many.values())) > sum(map(len, few.values()))
 
 
-def test_a_size_names_a_run_by_its_numbers_alone():
+def test_a_size_changes_the_identity_only_through_settings():
     small, large = ({**resolved(f"size={size}"), "choice": {}} for size in SIZES)
     assert identity(small) == identity(large)
     small, large = (resolved("experiment=needle", f"size={size}") for size in SIZES)
@@ -68,8 +68,8 @@ def test_a_size_names_a_run_by_its_numbers_alone():
     assert identity({**large, "size": "small"}) == identity(large)
 
 
-def test_a_size_that_does_not_exist():
-    with pytest.raises(Exception, match="size=huge: one of small, large"):
+def test_an_unknown_size_is_refused():
+    with pytest.raises(Exception, match="size='huge': must be one of small, large"):
         resolved("experiment=needle", "size=huge")
 
 
@@ -79,9 +79,9 @@ def test_a_grid_as_a_product():
     assert training_cells(task, product) == [
         {"length": 16, "pairs": 2}, {"length": 16, "pairs": 4}, {"length": 32, "pairs": 2}, {"length": 32, "pairs": 4},
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"cell \{'length': 16, 'pairs': 8\}: .*at least 32"):
+    with pytest.raises(ValueError, match=r"cells: \{'length': 16, 'pairs': 8\}: .*at least 32"):
         training_cells(task, {"length": [16, 32], "pairs": [2, 8]})
-    with pytest.raises(ValueError, match="a list of values, of which every combination is a cell"):
+    with pytest.raises(ValueError, match=r"cells.length=\[\]: must be a list of values"):
         training_cells(task, {"length": []})
 
 
@@ -115,12 +115,6 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
         ),
     ],
 )
-def test_a_tiny_one_runs_to_its_figure(name, overrides, figure, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    run.Claim.folder = None
-    assert run.main([f"experiment={name}", *TINY, *overrides]) == 0
-    assert {f"{figure}.png", f"{figure}.svg"} <= {
-        path.name for path in (tmp_path / "outputs" / name / "figure").iterdir()
-    }
+def test_a_tiny_experiment_runs_to_its_figure(name, overrides, figure, empty_folder):
+    assert recall("-m", f"experiment={name}", *TINY, *overrides) == 0
+    assert {f"{figure}.png", f"{figure}.svg"} <= {path.name for path in Path("outputs", name, "figure").iterdir()}

@@ -1,4 +1,4 @@
-"""Figures of scores: what they draw, where, and what they leave blank."""
+"""Figures of scores: lines, panels, axes, notes, and what is left blank."""
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ def test_accuracy_over_length():
     assert any(np.allclose(line.get_ydata(), 0.1) for line in ax.lines)
     assert set(numbers(ax)) == {"chance 0.1", "lengths trained on"}
     assert legend(figure) == ["linear (356 at n = 256)", "delta_rule (9)"]
-    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: state size (elements)"
+    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: elements of the state"
 
 
 def test_a_single_seed_has_no_band():
@@ -32,7 +32,7 @@ def test_a_single_seed_has_no_band():
     assert note(figure).startswith("one seed\n")
 
 
-def test_bands_stay_within_one():
+def test_bands_do_not_exceed_one():
     table = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5, seeds=range(4)))
     table.loc[table["metric"] == "accuracy", "value"] = np.random.default_rng(0).choice(
         [1.0, 0.9], len(table.query("metric == 'accuracy'"))
@@ -50,7 +50,7 @@ def test_a_series_without_scores_is_not_in_the_legend():
 
 
 def test_numbers_of_pairs_at_one_length_are_an_axis():
-    """Five numbers of pairs at one length: five points, not their mean at one."""
+    """Five numbers of pairs at one length give five points, not one point with their mean."""
     cells = [{"length": 64, "pairs": pairs} for pairs in (2, 4, 8, 16, 32)]
     table = named(scores("mqar", cells, lambda mixer, cell: 1 / cell["pairs"]))
     ((name, figure),) = drawn(retrieval, table).items()
@@ -61,12 +61,12 @@ def test_numbers_of_pairs_at_one_length_are_an_axis():
     assert ax.get_xlabel() == "pairs"
 
 
-def test_pairs_that_grow_with_the_length_are_no_axis_of_their_own():
+def test_pairs_that_grow_with_the_length_get_no_axis():
     cells = [{"length": 4 * pairs, "pairs": pairs} for pairs in (4, 8, 16)]
     assert set(drawn(retrieval, named(scores("mqar", cells, lambda mixer, cell: 0.5)))) == {"retrieval_mqar"}
 
 
-def test_two_parameters_in_panels_both_ways():
+def test_each_of_two_parameters_is_an_axis_and_a_panel():
     cells = [{"length": n, "data": m} for n in (32, 64, 128) for m in (2, 8)]
     table = named(scores("selective_copying", cells, lambda mixer, cell: cell["data"] / cell["length"]))
     made = drawn(retrieval, table)
@@ -79,8 +79,8 @@ def test_two_parameters_in_panels_both_ways():
     assert np.allclose(lines(by_data[2])["linear"].get_ydata(), [2 / 128, 8 / 128])
 
 
-def test_what_is_averaged_is_named():
-    """With pairs that vary at one length only, a panel per number of pairs would hold single points."""
+def test_the_title_names_parameters_that_are_averaged():
+    """If pairs vary at one length only, a panel per number of pairs would have a single point."""
     cells = [{"length": 64, "pairs": 4}, {"length": 64, "pairs": 16}, {"length": 256, "pairs": 64}]
     made = drawn(retrieval, named(scores("mqar", cells, lambda mixer, cell: cell["pairs"] / 64)))
     (ax,) = panels(made["retrieval_mqar"])
@@ -91,7 +91,7 @@ def test_what_is_averaged_is_named():
     assert np.allclose(lines(ax)["linear"].get_ydata(), [4 / 64, 16 / 64])
 
 
-def test_a_panel_for_each_word():
+def test_each_value_of_a_nonnumeric_parameter_gets_a_panel():
     parts = [
         scores("state_tracking", [{"length": n, "group": group} for n in (4, 8)], lambda mixer, cell, a=a: a)
         for group, a in (("parity", 1.0), ("s3", 0.5))
@@ -101,7 +101,7 @@ def test_a_panel_for_each_word():
     assert [lines(ax)["linear"].get_ydata().tolist() for ax in panels(figure)] == [[1, 1], [0.5, 0.5]]
 
 
-def test_a_task_without_lengths_or_anything_else_that_varies():
+def test_a_task_without_a_parameter_that_varies():
     cells = [{"words": words} for words in (2, 4)]
     assert set(drawn(retrieval, named(scores("mine", cells, lambda mixer, cell: 0.5)))) == {"retrieval_mine_by_words"}
     assert drawn(retrieval, named(scores("mine", cells[:1], lambda mixer, cell: 0.5))) == {}
@@ -134,7 +134,7 @@ def test_accuracy_by_age_is_pooled_over_cells():
     assert band.get_paths()[0].vertices[:, 0].max() == 4
 
 
-def test_rebindings_have_the_law_of_a_sum():
+def test_accuracy_by_rebindings_shows_the_law_of_sums():
     rows = [
         {"run": "linear0", "mixer": "linear", "task": "updates", "seed": 0, "split": "probe", "metric":
          "accuracy_by_rebindings", "rebindings": float(m), "value": 1 / (1 + m), "count": 100}
@@ -175,7 +175,7 @@ def test_updates():
     assert drawn(updates, table[table["task.updates"] == 0]) == {}
 
 
-def test_no_rows_no_figure():
+def test_no_figure_without_rows():
     empty = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5))[:0]
     for module in (
         retrieval,
@@ -197,7 +197,7 @@ def test_the_same_table_draws_the_same_svg(tmp_path):
 
 
 def test_bins_that_differ_from_cell_to_cell_are_pooled():
-    """Mean ages of 13.9 and 14.1 make one point, not a vertical line; depths of 0 and 1/4 stay apart."""
+    """Mean ages of 13.9 and 14.1 give one point; depths of 0 and 1/4 give two."""
     facts = {"run": "a", "mixer": "linear", "task": "mqar", "seed": 0, "split": "probe"}
     ages = [(3.0, 1.0), (13.9, 1.0), (14.1, 0.0)]
     rows = [{**facts, "metric": "accuracy_by_age", "age": age, "value": value, "count": 60} for age, value in ages]

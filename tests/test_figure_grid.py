@@ -1,4 +1,4 @@
-"""Heat maps over the cells of a task, and windows against their law."""
+"""Heat maps over the cells of a task, and sliding windows versus their law."""
 
 import numpy as np
 import pandas as pd
@@ -25,13 +25,13 @@ def test_needle():
     assert left.get_ylim() == (0, 3)
     assert [tick.get_text() for tick in left.get_yticklabels()] == ["0", "50", "100"]
     assert left.get_ylabel() == "haystack = noise\ndepth (%)"
-    # Trained at 64 only: the line stands after the first column.
+    # Trained at length 64 only: the line is to the right of the first column.
     assert left.lines[0].get_xdata()[0] == 1
     assert drawn(needle, table[table["task.depth"] == 0]) == {}
 
 
 def test_every_heat_map_shows_the_union_of_the_cells():
-    """A series that was not tested at 256 has a blank there, and its 1024 stands under 1024."""
+    """A series that was not tested at length 256 has blank cells there; its cells for 1024 are in the column 1024."""
     cells = [{"haystack": "noise", "length": n, "depth": d} for n in (64, 256, 1024) for d in (0, 1)]
     table = named(scores("needle", cells, lambda mixer, cell: cell["length"] / 1024))
     table = table[(table["mixer"] != "delta_rule") | (table["task.length"] != 256)]
@@ -45,7 +45,7 @@ def test_every_heat_map_shows_the_union_of_the_cells():
     assert [text.get_position()[0] for text in right.texts] == [0.5, 2.5] * 2
 
 
-def test_other_parameters_of_a_needle_are_rows():
+def test_other_parameters_of_needle_are_rows():
     cells = [{"haystack": "noise", "keys": k, "length": 64, "depth": d} for k in (1, 4) for d in (0, 1)]
     figure = drawn(needle, named(scores("needle", cells, lambda mixer, cell: cell["keys"] / 4)))["needle"]
     few, _, many, _ = panels(figure)[:4]
@@ -87,8 +87,8 @@ def test_phase_diagrams_share_their_cells():
 
 
 @pytest.mark.parametrize("selected", ["train.lr", "train.clip"])
-def test_what_was_chosen_on_validation_is_no_part_of_a_name(selected):
-    """Each width has its own best value; the panels are the mechanisms all the same."""
+def test_settings_chosen_on_validation_are_not_in_series_names(selected):
+    """Each width has its own best value, but there is still one panel per mechanism."""
     table = phase_diagram((8, 16, 32))
     table[selected] = table["mixer.d_key"] / 1000
     table = named(table)
@@ -139,7 +139,7 @@ def test_the_law_of_the_window_counts_distances():
         assert law == pytest.approx(covered + (1 - covered) * 2 / 256, abs=0.01)
 
 
-def test_no_rows_no_figure():
+def test_no_figure_without_rows():
     empty = named(scores("mqar", WINDOWS, lambda mixer, cell: 0.5))[:0]
     for module in (needle, recall_phase_diagram, window_coverage):
         assert list(module.draw(empty)) == []

@@ -1,4 +1,4 @@
-"""Files written whole, and the folders of sweeps."""
+"""Atomic writing of files, and the folders of sweeps."""
 
 import json
 import math
@@ -16,7 +16,7 @@ def test_no_bare_nan_in_json(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text()) == {"value": 1.5}
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path):
     path = tmp_path / "a.json"
     files.write_json(path, [1])
     with pytest.raises(UnicodeEncodeError), files.replacing(path) as temporary:

@@ -1,4 +1,4 @@
-"""The caches against arrays computed elsewhere: outputs and gradients, in parallel and by steps."""
+"""Cache policies versus golden arrays, which other code computed: outputs and gradients, parallel and step by step."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.window import Window
 
 LIMIT = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 5e-5)}
-"""Of outputs and of gradients."""
+"""Tolerances of outputs and of gradients."""
 MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting}
 CASES = {
     "softmax": ("softmax_attn", "o", {}),

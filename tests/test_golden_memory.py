@@ -42,7 +42,7 @@ def bhtd(x: Tensor) -> Tensor:
 
 
 def through(kind: type[Mixer], gates: Callable[[Arrays], Arrays] = lambda x: {}, **options) -> Case:
-    """A mechanism whose gates are read off the golden inputs, S being its state ht."""
+    """The function of a mechanism whose gates are taken from the golden inputs; its state S is called ht there."""
 
     def run(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
         q, k, v = (bhtd(x[name]) for name in "qkv")
@@ -83,7 +83,7 @@ def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
 
 
 def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
-    """The engine itself, for updates that no mechanism here makes."""
+    """The function of the engine itself, for updates that no mechanism of recall_lab makes."""
 
     def run(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
         class Case(matrix_memory.MatrixMemory):
@@ -134,7 +134,7 @@ FILES = sorted(path.stem for path in GOLDEN.glob("*.npz") if path.stem.removesuf
 
 
 def limits(name: str, dtype: torch.dtype) -> tuple[float, float]:
-    """Of outputs and states, and of gradients."""
+    """Tolerances of outputs and states, and of gradients."""
     with np.load(GOLDEN / f"{name}.npz") as arrays:
         limit = json.loads(str(arrays["__meta__"]))["tolerance"]
     return (limit["float32"], limit["gradients_float32"]) if dtype == torch.float32 else (limit["float64"],) * 2

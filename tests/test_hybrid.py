@@ -1,4 +1,4 @@
-"""Policies put on trained softmax models, and layers of different mechanisms."""
+"""Cache policies with the weights of trained softmax models, and layers of different mechanisms."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from recall_lab.model import Model
 
 
 @pytest.mark.parametrize("policy", ["window", "sink_window", "heavy_hitter", "merging", "top_k", "paged"])
-def test_a_policy_can_be_put_on_trained_softmax(policy):
+def test_a_policy_can_use_the_weights_of_softmax(policy):
     trained = instantiate(config("mixer=softmax").mixer)(d_model=16, heads=2)
     x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
     for budget in (48, 16):
@@ -20,7 +20,7 @@ def test_a_policy_can_be_put_on_trained_softmax(policy):
         assert torch.allclose(y, trained(x)[0], atol=1e-6) == (budget >= 40)
 
 
-def test_a_trained_model_changes_its_policy():
+def test_a_trained_model_with_another_policy():
     """The weights of a softmax model, loaded into models with other caches."""
     tokens = torch.randint(0, 8, (2, 40), generator=torch.Generator().manual_seed(0))
 

@@ -45,7 +45,7 @@ def test_delta_rules(beta):
     ],
 )
 def test_decays(settings, gamma):
-    """From the oracle's gate, or from the mechanism's option where that fixes it."""
+    """The decay is read from the gate given to the oracle, or from the option of the mechanism that fixes it."""
     ages = np.arange(16)
     found = law("gated_linear", **settings)
     assert found.by_age("error", ages, 16) == pytest.approx(decay.error(ages, 16, 8, gamma))
@@ -79,7 +79,7 @@ def test_correlated_keys_have_a_law_for_sums():
         {"mixer__normalizer": True},
     ],
 )
-def test_no_law_where_none_holds(settings):
+def test_no_law_outside_the_assumptions(settings):
     assert law("linear") is not None
     assert law("linear", **settings) is None
 

@@ -1,4 +1,4 @@
-"""The solver of mesa: against its naive form, and where rounding error would decide the result."""
+"""The solver of mesa versus its naive form, and where rounding errors would determine the result."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def naive(q: Tensor, system: System) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
-def test_the_solver_is_its_naive_form(length):
+def test_the_solver_equals_its_naive_form(length):
     """Solutions, H and all gradients, that of the first H up to its antisymmetric part; and one step."""
     q, system = draw(length)
     inputs = [x.requires_grad_() for x in (q, *system)]
@@ -62,13 +62,13 @@ def test_a_gradient_is_taken_for_many_outputs_at_once():
 
 
 def answers(dtype: torch.dtype, ridge: float, form: str = "parallel") -> Tensor:
-    """Mesa's outputs for 512 unit keys of mean cosine .99, each asked for once written; rounded to float32 first."""
+    """Mesa's outputs for 512 unit keys of mean cosine 0.99 and queries for keys written so far; inputs are float32."""
     generator = torch.Generator().manual_seed(1)
     common, own, v = torch.randn(3, 4, 1, 512, 64, generator=generator, dtype=torch.float64).unbind(0)
     common = common[:, :, :1] / common[:, :, :1].norm(dim=-1, keepdim=True)
     own = own - (own * common).sum(-1, keepdim=True) * common
     k = (0.99**0.5 * common + 0.1 * own / own.norm(dim=-1, keepdim=True)).float()
-    asked = (torch.rand(512, generator=generator) * torch.arange(1, 513)).long()
+    queried = (torch.rand(512, generator=generator) * torch.arange(1, 513)).long()
     mixer = Mesa(d_model=64, d_key=64, short_conv=0).to(dtype)
     gates = {
         "log_decay": torch.zeros(4, 1, 512, dtype=dtype),
@@ -76,12 +76,12 @@ def answers(dtype: torch.dtype, ridge: float, form: str = "parallel") -> Tensor:
         "ridge": torch.full((4, 1, 512, 64), ridge, dtype=dtype),
     }
     with torch.no_grad():
-        o, _ = getattr(mixer, form)(k[:, :, asked].to(dtype), k.to(dtype), v.float().to(dtype), gates)
+        o, _ = getattr(mixer, form)(k[:, :, queried].to(dtype), k.to(dtype), v.float().to(dtype), gates)
     return o.double()
 
 
 def largest_error(dtype: torch.dtype, ridge: float, form: str) -> float:
-    """Of all answers, relative to the recurrence in float64."""
+    """Largest error of any answer, relative to the recurrence in float64."""
     reference = answers(torch.float64, ridge, "run_recurrence")
     error = answers(dtype, ridge, form) - reference
     return float((error.norm(dim=-1) / reference.norm(dim=-1)).max())
@@ -93,13 +93,13 @@ forms = pytest.mark.parametrize("form", ["parallel", "run_recurrence"])
 @forms
 @pytest.mark.parametrize("ridge", [1e-6, 1e-8])
 def test_nearly_dependent_keys_are_refused_where_rounding_decides(form, ridge):
-    with pytest.raises(ValueError, match=r"^ridge: the keys so far are so nearly dependent .* in float32"):
+    with pytest.raises(ValueError, match=r"^ridge: must be larger, since the keys are .* dependent .* in float32"):
         answers(torch.float32, ridge, form)
 
 
 @forms
 @pytest.mark.parametrize(("ridge", "largest"), [(1e-4, 2e-3), (1e-5, 8e-3)])
-def test_nearly_dependent_keys_in_float32_have_the_accuracy_stated(form, ridge, largest):
+def test_nearly_dependent_keys_in_float32_have_the_stated_accuracy(form, ridge, largest):
     assert largest_error(torch.float32, ridge, form) < largest
 
 

@@ -1,4 +1,4 @@
-"""The engine of matrix states against its naive forms: outputs and gradients, any decay, any length, under vmap."""
+"""The engine of matrix states versus naive forms: outputs and gradients, for any decay and length, and under vmap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ DECAYS = {
     "forget": lambda g: torch.full_like(g, -torch.inf),
     "mixed": lambda g: torch.where(g < -0.9, -torch.inf, torch.where(g < -0.8, -1e4, torch.where(g < -0.5, 0.0, g))),
 }
-"""From g uniform in (−1, 0): the log decays that a chunk may hold."""
+"""Name → map from g, uniform in (−1, 0), to the log decays that a chunk may have."""
 
 
 def decays(g: Tensor) -> Tensor:
-    """Each sequence of the batch with another kind of log decay."""
+    """Log decays, of a different kind in each sequence of the batch."""
     return torch.stack([decay(x) for x, decay in zip(g, DECAYS.values(), strict=True)])
 
 
@@ -55,7 +55,7 @@ def close(first: tuple[Tensor, ...], second: tuple[Tensor, ...], tolerance: floa
 
 
 def with_gradients(form: Callable, leaves: tuple[Tensor, ...], seed: int = 0) -> tuple[Tensor, ...]:
-    """The outputs of form(*leaves), and the leaves' gradients of a random linear function of them."""
+    """Outputs of form(*leaves), and gradients of a random linear function of them with respect to the leaves."""
     leaves = tuple(x.detach().requires_grad_() for x in leaves)
     outputs = form(*leaves)
     generator = torch.Generator().manual_seed(seed)
@@ -111,7 +111,7 @@ def test_channel_decay_under_vmap():
 
 
 def test_channel_decay_in_pieces():
-    """More chunks than are worked on at a time are no different."""
+    """The result does not depend on how many chunks are processed at a time."""
     generator = torch.Generator().manual_seed(4)
     leaves = (-uniform(generator, 1100, 2, 3), normal(generator, 1100, 2, 1, 3), normal(generator, 1100, 2, 1, 3))
     close(with_gradients(products(channel_decay, False), leaves), with_gradients(products(naive_decay, False), leaves))
@@ -126,7 +126,7 @@ def test_log_decay_sums():
     assert (sums.triu(1)[sums.triu(1) != 0] == -torch.inf).all()
 
 
-# The whole engine.
+# The complete engine.
 
 
 def update(generator: torch.Generator, length: int, kind: str, decay: bool, channels: bool) -> list:
@@ -156,7 +156,7 @@ def run(form: Callable, fields: list, before: bool) -> tuple[Tensor, ...]:
     ("kind", "before"),
     [("write", False), ("erase", False), ("erase", True), ("erase apart", False), ("erase apart", True)],
 )
-def test_chunks_are_the_recurrence(length, kind, before):
+def test_chunks_equal_the_recurrence(length, kind, before):
     generator = torch.Generator().manual_seed(length)
     for decay, channels in ((False, False), (True, False), (True, True)):
         fields = update(generator, length, kind, decay, channels)
@@ -245,8 +245,8 @@ def squared(kind: type[MatrixMemory]) -> type[MatrixMemory]:
 
 
 @pytest.mark.parametrize("kind", [GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7])
-def test_a_jacobian_in_one_batch(kind):
-    """Gradients of many outputs at once, by each of torch's ways, are those of one output after another."""
+def test_jacobian_by_batched_gradients(kind):
+    """Gradients of many outputs at once, by each method of torch, equal those of one output at a time."""
     mixer = squared(kind)(d_model=8, heads=2, d_value=2).double()
     q, k, v, gates, _ = mixer.project(normal(torch.Generator().manual_seed(0), 1, 40, 8))
     v = v.detach().requires_grad_()

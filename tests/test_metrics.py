@@ -1,4 +1,4 @@
-"""Loss, accuracy and error against values computed by hand."""
+"""Loss, accuracy and error versus values computed by hand."""
 
 import math
 
@@ -16,7 +16,7 @@ def test_correct_compares_the_largest_logit_with_the_target():
 
 
 def test_a_sequence_is_correct_when_all_its_scored_positions_are():
-    """Four sequences: one of two scored positions is wrong, no position is scored, and two with one each."""
+    """Four sequences: one of two scored positions is wrong; no position is scored; two with one scored position."""
     scored = torch.tensor([[True, False, True], [False, False, False], [False, True, False], [True, False, False]])
     hits = metrics.correct(LOGITS, TARGETS)
     assert metrics.correct_sequences(hits, scored).tolist() == [False, True, True]

@@ -1,4 +1,4 @@
-"""The contract of every mechanism, over the files of conf/mixer: a new one is held to it by being there."""
+"""The contract of a mixer, tested for every file of conf/mixer; a new file is tested automatically."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 @every_case
-def test_parallel_is_the_recurrence(name, options):
-    """Outputs, states and gradients, at lengths around a chunk and odd ones."""
+def test_parallel_equals_the_recurrence(name, options):
+    """Outputs, states and gradients, at odd lengths and at lengths close to a chunk."""
     mixer = build(name, **options).double()
     x = draw(mixer, 100).requires_grad_()
     q, k, v, gates, _ = mixer.project(x)
@@ -37,31 +37,31 @@ def test_parallel_is_the_recurrence(name, options):
 
 @every_case
 @pytest.mark.parametrize("cut", [1, 37, 64, 99])
-def test_segments_join(name, options, cut):
+def test_a_segment_continues_from_a_state(name, options, cut):
     """A segment continued from a state equals one segment, gradients included."""
     mixer = build(name, **options).double()
     x = draw(mixer, 100).requires_grad_()
-    whole, end = mixer(x)
+    full, end = mixer(x)
     first, state = mixer(x[:, :cut])
     second, state = mixer(x[:, cut:], state)
     parts = torch.cat([first, second], dim=1)
-    assert close(parts, whole)
+    assert close(parts, full)
     assert same_state(state, end)
-    gradients = [torch.autograd.grad(total(y, *s.values()), x)[0] for y, s in ((parts, state), (whole, end))]
+    gradients = [torch.autograd.grad(total(y, *s.values()), x)[0] for y, s in ((parts, state), (full, end))]
     assert close(*gradients, 1e-9)
 
 
 @every_case
-def test_forward_is_a_loop_of_steps(name, options):
-    """Through the whole module, short convolution, norms and gates included."""
+def test_forward_equals_a_loop_of_steps(name, options):
+    """The complete module, including short convolution, norms and gates."""
     mixer = build(name, **options, output_norm=True, output_gate=True, conv_activation=True).double()
     x = draw(mixer, 20)
     state, outputs = mixer.initial_state(2), []
     for token in x.split(1, dim=1):
         y, state = mixer.step(token, state)
         outputs.append(y)
-    whole, end = mixer(x)
-    assert close(torch.cat(outputs, dim=1), whole)
+    full, end = mixer(x)
+    assert close(torch.cat(outputs, dim=1), full)
     assert same_state(state, end)
     continued, _ = mixer(x[:, :5], end)
     assert close(continued[:, :1], mixer.step(x[:, :1], state)[0])
@@ -69,8 +69,8 @@ def test_forward_is_a_loop_of_steps(name, options):
 
 @every_case
 @pytest.mark.parametrize("length", [32, 64])
-def test_one_head_and_whole_chunks(name, options, length):
-    """Where nothing is split or padded, tensors keep whatever strides the projections gave them."""
+def test_one_head_and_complete_chunks(name, options, length):
+    """Without a split into heads and without padding, tensors keep the strides of the projections."""
     mixer = build(name, **options, heads=1).double()
     x = draw(mixer, length)
     q, k, v, gates, _ = mixer.project(x)
@@ -96,7 +96,7 @@ def test_effective_attention_gives_the_outputs(name, options):
     mixer = build(name, **options)
     q, k, v, gates, _ = mixer.project(draw(mixer, 100))
     if not mixer.linear_in_v:
-        with pytest.raises(TypeError, match="influence"):
+        with pytest.raises(TypeError, match="is not linear in v"):
             mixer.effective_attention(q, k, gates)
         return
     o, _ = mixer.parallel(q, k, v, gates)
@@ -107,7 +107,7 @@ def test_effective_attention_gives_the_outputs(name, options):
 
 @every_mechanism
 @pytest.mark.parametrize("length", [1, 2, 70])
-def test_state_size_is_what_steps_carry(name, length):
+def test_state_size_counts_the_numbers_that_steps_carry(name, length):
     mixer = build(name)
     state = mixer.initial_state()
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_every_tensor_is_on_the_inputs_device(name, options):
 
 @every_case
 def test_half_precision(name, options):
-    """Under bf16 autocast outputs and gradients are finite, near those in full precision, and memories stay float32."""
+    """Under bf16 autocast, outputs and gradients are finite and close to full precision, and states stay float32."""
     mixer = build(name, **options)
     x = draw(mixer, 100)
     with torch.autocast("cpu", torch.bfloat16):

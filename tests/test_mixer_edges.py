@@ -1,4 +1,4 @@
-"""Every mechanism where its input is extreme: empty segments, vectors of zeros, strong decays."""
+"""Every mechanism at extreme inputs: empty segments, vectors of zeros, strong decays."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_a_model_prefills_nothing():
 
 
 def test_l2_normalize_has_unit_length_and_a_bounded_gradient():
-    """The values of torch's own; the gradient (I − y yᵀ) / max(‖x‖, SHORT), and 0 at 0."""
+    """Values equal torch's normalize; the gradient is (I − y yᵀ) / max(‖x‖, SHORT), and 0 at x = 0."""
     x = torch.randn(50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(l2_normalize(x), F.normalize(x, dim=-1))
     direction = x[0] / x[0].norm()
@@ -86,7 +86,7 @@ def test_l2_normalize_has_unit_length_and_a_bounded_gradient():
 @every_case
 @pytest.mark.parametrize("which", ["q", "k"])
 def test_a_zero_query_or_key_has_a_bounded_gradient(name, options, which):
-    """After a state is filled, one position whose query or key is zero: as from an embedding row of zeros."""
+    """A query or key of zeros, as from an embedding of zeros, after the state has been filled."""
     mixer = build(name, **options, qk_norm=True, short_conv=0).double()
     x = draw(mixer, 40)
     projection = getattr(mixer, f"{which}_proj")
@@ -108,7 +108,7 @@ def test_a_zero_query_or_key_has_a_bounded_gradient(name, options, which):
 @every_mechanism
 @pytest.mark.parametrize("strong", [-30.0, -80.0, -1000.0])
 def test_strong_decays(name, strong):
-    """Strong decays (a tenth) beside weak ones in the same chunk: float32 is finite and right."""
+    """Strong decays (one tenth of them) and weak ones in the same chunk: float32 is finite and accurate."""
     mixer = build(name, **{"d_key": 8, "qk_norm": True})
     q, k, v, gates, _ = mixer.project(draw(mixer, 100))
     if "log_decay" not in gates:

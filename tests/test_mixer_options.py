@@ -30,7 +30,7 @@ def test_copies_are_equal(name):
 
 @every_mechanism
 def test_every_key_has_an_effect(name):
-    """Another value of any key of the file changes the outputs or is refused by name; an unknown word is refused."""
+    """Another value of any key changes the outputs or is refused, naming the key; unknown words are refused."""
     keys = {key: value for key, value in settings(name).items() if not key.startswith("_")}
     base = build(name)
     for key, value in keys.items():
@@ -50,7 +50,7 @@ def test_every_key_has_an_effect(name):
 
 
 def differ(name: str, base: Mixer, key: str, value) -> bool:
-    """Whether that value of the key is refused by name or changes the outputs."""
+    """Whether that value of the key changes the outputs or is refused by a message that names the key."""
     try:
         other = build(name, **{key: value})
     except ValueError as refusal:
@@ -69,8 +69,8 @@ def test_impossible_sizes_are_refused(name, bad):
 
 
 @every_mechanism
-def test_starting_values_survive_the_model(name):
-    """A model does not initialise a mechanism's gate biases and other starting values again."""
+def test_initial_values_survive_the_model(name):
+    """A model does not overwrite initial values that a mechanism sets, such as gate biases."""
     made = []
 
     def maker(**sizes) -> Mixer:
@@ -91,8 +91,8 @@ def test_misspelt_keys_are_refused(name):
 
 
 @every_mechanism
-def test_docstring_says_what_it_is(name):
-    """It has a plain first sentence, the recurrence, A or why there is none, the state and the source."""
+def test_docstring_is_complete(name):
+    """It has a first sentence without formulas, the recurrence, A (or why there is none), the state and the source."""
     text = type(build(name)).__doc__
     first, *rest = text.strip().splitlines()
     assert first.endswith(".")
@@ -107,7 +107,7 @@ def test_docstring_says_what_it_is(name):
             {"conv_activation": "false"}, {"output_norm": None}, {"output_gate": 0}]
 )  # fmt: skip
 def test_values_of_another_type_are_refused(name, bad, monkeypatch):
-    """True is no number of heads and 1 is no flag: by the check itself, not only by the annotations of the tests."""
+    """True is not a number of heads and 1 is not a flag. The check itself refuses them, even without type checks."""
     (key,) = bad
     mixer = build(name)
     for option, value in bad.items():

@@ -28,7 +28,7 @@ def test_decoding_equals_the_forward_pass(mixer):
 
 
 @pytest.mark.parametrize("mixer", names("mixer"))
-def test_a_trace_is_of_the_forward_pass(mixer):
+def test_a_trace_comes_from_the_forward_pass(mixer):
     """The traced outputs give the output of each layer's mixer, and equal A v where the mechanism is linear in v."""
     model = build(mixer)
     tokens = torch.randint(24, (2, 20))
@@ -93,7 +93,7 @@ def test_a_model_does_not_change_its_mixers_initial_values():
         ({"mlp": -1.0}, "model.mlp=-1.0: must be a number of at least 0"),
     ],
 )
-def test_impossible_sizes(size, message):
+def test_impossible_sizes_are_refused(size, message):
     with pytest.raises(ValueError, match=message):
         Model(8, hydra.utils.instantiate(config().mixer), **size)
 

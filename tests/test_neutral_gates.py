@@ -1,4 +1,4 @@
-"""Neutral gates: every mechanism's, tested by what they must lead to, and what is refused."""
+"""Neutral gates: the properties that those of every mechanism must have, and what is refused."""
 
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ def test_gate_options_have_no_effect_on_gates_given_as_numbers(name):
         assert torch.equal(*outputs)
 
 
-def test_numbers_given_win_over_fixed_gates_and_these_over_neutral_ones():
+def test_given_gates_take_precedence_over_fixed_and_these_over_neutral():
     hidden = torch.zeros(1, 3, 16)
     mixer = build("gated_linear", decay=0.9)
     assert mixer.fixed_gates == {"log_decay"}
@@ -88,7 +88,7 @@ def test_numbers_given_win_over_fixed_gates_and_these_over_neutral_ones():
     assert Softmax(d_model=4, learned_sink=True).fixed_gates == {"sink_logit"}
 
 
-def test_what_decays_or_writes_nothing_is_found():
+def test_gates_that_decay_or_write_nothing_are_detected():
     decaying = build("gla")
     assert answers_one_pair(decaying, {"log_decay": -0.01}) >= 0.999
     assert keeps_first_pair(decaying, {"log_decay": -0.01}, 8) == pytest.approx(
@@ -112,8 +112,8 @@ class Leaky(MatrixMemory):
         return Update(k, v * -gates["log_decay"].expm1()[..., None], gates["log_decay"])
 
 
-def test_a_mechanism_without_neutral_gates_has_nearest_ones():
-    """At γ = ½ it forgets, at γ = 1 it writes nothing, and just below 1 it does what is asked but for its scale."""
+def test_a_mechanism_without_neutral_gates_can_declare_the_nearest():
+    """At γ = ½ it forgets, at γ = 1 it writes nothing, and just below 1 it does neither, but scales values down."""
     mixer = Leaky(d_model=16)
     assert answers_one_pair(mixer, {}) >= 0.999
     assert keeps_first_pair(mixer, {}, 8) == pytest.approx(0.5**7, abs=1e-6)
@@ -125,7 +125,7 @@ def test_a_mechanism_without_neutral_gates_has_nearest_ones():
 
 
 def test_mesa_and_gated_delta_keep_what_they_wrote():
-    """Values, not only thresholds: a ridge of 1e-4 takes its share of an answer, gated delta nothing."""
+    """At neutral gates the answer to the first key is the same, up to 1e-9, after all others are written."""
     mesa = Mesa(d_model=16, short_conv=0).double()
     assert keeps_first_pair(mesa, mesa.neutral_gates, 16) == pytest.approx(1, abs=1e-9)
     gated = GatedDelta(d_model=16, short_conv=0).double()

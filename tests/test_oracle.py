@@ -1,4 +1,4 @@
-"""The oracle: what it draws is what it says, and every mechanism answers from it as its definition would."""
+"""The oracle: the distribution of its keys, values and queries, and the answers of mechanisms at neutral gates."""
 
 import hydra
 import numpy as np
@@ -25,23 +25,23 @@ def test_keys_values_and_queries():
     assert trace.candidates.shape == (40, 6)
     assert torch.allclose(trace.k.norm(dim=-1), torch.ones(9, 1, 12))
     assert torch.allclose(trace.v.norm(dim=-1), torch.ones(9, 1, 12))
-    asked = trace.k.gather(2, trace.source[:, None, :, None].expand(-1, -1, -1, 8))
-    assert torch.allclose(trace.q, asked * 8**0.5, atol=1e-6)
-    # Every value is a candidate, and no two pairs of a sequence share one.
+    queried = trace.k.gather(2, trace.source[:, None, :, None].expand(-1, -1, -1, 8))
+    assert torch.allclose(trace.q, queried * 8**0.5, atol=1e-6)
+    # Every value is a candidate, and the values of a sequence differ.
     which = (trace.v[:, 0] @ trace.candidates.T).argmax(-1)
     assert torch.allclose(trace.candidates[which], trace.v[:, 0])
     assert all(len(set(row)) == 12 for row in which.tolist())
 
 
-def test_source_is_the_last_writing_of_a_key():
+def test_source_is_the_last_write_of_the_key():
     trace = draw(pairs=5, d_key=8, passes=3, overwrites=2, reads=400)
     k, source = trace.k[:, 0], trace.source
     same = (k[:, :, None] * k[:, None]).sum(-1) > 0.999
-    asked = same[torch.arange(len(k))[:, None], source]  # b t s: positions that hold the key of query t
+    queried = same[torch.arange(len(k))[:, None], source]  # b t s: positions that hold the key of query t
     position = torch.arange(k.shape[1])
-    last = torch.where(asked & (position <= position[:, None]), position, -1).amax(-1)
+    last = torch.where(queried & (position <= position[:, None]), position, -1).amax(-1)
     assert torch.equal(last, source)
-    # Every pair is asked for, and as often as any other.
+    # Every key is queried.
     share = torch.bincount(same[torch.arange(len(k)), -1 - 2 - 5 :][..., :5].float().argmax(-1).flatten())
     assert len(share) == 5
 
@@ -86,7 +86,7 @@ def test_same_seed_same_trace_whatever_the_mechanism():
     assert not torch.equal(one.k, other.k)
 
 
-def test_gates_are_given_or_neutral():
+def test_gates_are_as_given_or_neutral():
     trace = draw(GatedLinear, pairs=4, d_key=8, reads=4, gates={"log_decay": -0.5})
     assert torch.equal(trace.gates["log_decay"], torch.full((1, 1, 4), -0.5))
     assert torch.equal(trace.gates["write"], torch.ones(1, 1, 4))
@@ -103,22 +103,22 @@ def test_softmax_logits():
 
 
 @pytest.mark.parametrize("name", [n for n in names("mixer") if n not in ("hybrid", "rnn", "lstm")])
-def test_a_lone_pair_is_answered_with_its_value(name):
-    """At neutral gates, whatever scale the mechanism has of its own."""
+def test_a_single_pair_is_answered_with_its_value(name):
+    """At neutral gates, independently of the scale that the mechanism itself applies."""
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     trace = draw(make, pairs=1, d_key=16, reads=8)
     assert torch.allclose(trace.o, trace.v, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["gated_linear", "gla", "mamba2", "log_linear"])
-def test_at_neutral_gates_gated_sums_are_sums(name):
+def test_at_neutral_gates_gated_sums_equal_linear_attention(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}
     assert torch.allclose(draw(make, **fields).o, draw(Linear, **fields).o, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gated_delta", "kda"])
-def test_at_neutral_gates_gated_deltas_are_deltas(name):
+def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}
     assert torch.allclose(draw(make, **fields).o, draw(DeltaRule, **fields).o, atol=1e-5)
@@ -129,7 +129,7 @@ def test_at_neutral_gates_gated_deltas_are_deltas(name):
     [
         ({"pairs": 0}, "oracle.pairs=0: must be a whole number of at least 1"),
         ({"d_key": True}, "oracle.d_key=True: must be a whole number of at least 1"),
-        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9 orthogonal keys do not fit oracle.d_key=8"),
+        ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9: must be at most oracle.d_key=8"),
         ({"keys": "gaussian"}, "oracle.keys='gaussian': must be one of random, orthogonal"),
         ({"cosine": 0.5}, "oracle.cosine=0.5 has an effect only with oracle.keys=correlated"),
         ({"cosine": 1, "keys": "correlated"}, "oracle.cosine=1: must be below 1"),
@@ -142,6 +142,6 @@ def test_at_neutral_gates_gated_deltas_are_deltas(name):
         ),
     ],
 )
-def test_impossible_sizes(fields, message):
+def test_impossible_sizes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Oracle(**fields)

@@ -75,7 +75,7 @@ class Undeclared(Forgetting):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Silent(Linear):
-    """Its gate lets nothing in."""
+    """Its gate is zero, so nothing is written."""
 
     def gates(self, x):
         return {"write": x.new_zeros(len(x), self.heads, x.shape[1])}
@@ -86,7 +86,7 @@ class Silent(Linear):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Open(Silent):
-    """The same with a gate that is open wherever x is: no declaration is needed."""
+    """The same with a gate of one, which is neutral as it is: no declaration is needed."""
 
     def gates(self, x):
         return {"write": x.new_ones(len(x), self.heads, x.shape[1])}
@@ -114,10 +114,10 @@ def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
 @pytest.mark.parametrize(
     ("made", "fault"),
     [
-        (Leaky, r"after 7 more writes 0.868 of the first pair's answer is left"),
-        (Half, r"a key written again keeps 0.500 of its first write's weight, neither all nor none"),
-        (Undeclared, r"a key written again keeps 0.0\d\d of its first write's weight"),
-        (Silent, r"one pair alone is not answered with its value \(cosine 0.000\)"),
+        (Leaky, r"7 further writes leave only 0.868 of the answer to the first key"),
+        (Half, r"after a second write of a key, the first keeps 0.500 of its weight, neither all nor none"),
+        (Undeclared, r"after a second write of a key, the first keeps 0.0\d\d of its weight"),
+        (Silent, r"a single pair is not answered with its value \(cosine 0.000\)"),
     ],
 )
 def test_a_mechanism_that_declares_nothing_is_tested_and_refused(made, fault):
@@ -131,19 +131,19 @@ def test_a_mechanism_that_declares_nothing_is_tested_and_refused(made, fault):
     assert "\n" not in str(caught.value)
 
 
-def test_gates_that_are_given_or_declared_act_on_purpose():
+def test_given_or_declared_gates_are_not_refused():
     assert torch.allclose(draw(Leaky, gates={"log_decay": -0.5}).gates["log_decay"], torch.tensor(-0.5))
     assert torch.allclose(draw(Declared).gates["log_decay"], torch.tensor(-1e-3))
     assert torch.allclose(draw(Half, gates={"beta": 0.1}).gates["beta"], torch.tensor(0.1))
 
 
-def test_a_mechanism_that_declares_nothing_may_pass():
+def test_a_mechanism_that_declares_nothing_passes_if_its_gates_are_neutral():
     assert torch.allclose(draw(Open).o, draw(Linear).o)
     assert draw(partial(Softmax, learned_sink=True)).gates["sink_logit"].eq(0).all()
 
 
-def test_fixed_gates_act():
-    """decay=0.9 and write=0.5 are options: the oracle leaves them, and its queries are those of a neutral mechanism."""
+def test_fixed_gates_have_an_effect():
+    """The oracle does not change decay=0.9 and write=0.5, which are options. Queries have their neutral scale."""
     fixed = draw(partial(GatedLinear, decay=0.9, write=0.5))
     assert torch.allclose(fixed.gates["log_decay"].exp(), torch.tensor(0.9))
     assert torch.allclose(fixed.gates["write"], torch.tensor(0.5))
@@ -169,7 +169,7 @@ def test_options_without_an_effect_are_named_with_what_to_set():
     assert set(ineffective_options(Mixer)) == {f.name for f in fields(Mixer)} - {"d_model"}
 
 
-def test_the_trace_is_on_the_device_and_in_the_type_of_the_weights():
+def test_the_trace_has_the_device_and_dtype_of_the_weights():
     oracle = Oracle(**SIZES)
     trace = oracle.trace(oracle.mixer(partial(GatedDelta)).double(), np.random.default_rng(0))
     parts = [trace.q, trace.k, trace.v, trace.o, trace.candidates, *trace.gates.values()]

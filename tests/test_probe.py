@@ -28,20 +28,20 @@ from recall_lab.task.paired_recall import PairedRecall
 
 @pytest.mark.parametrize("name", LINEAR_IN_V)
 def test_weights_of_many_queries_are_those_of_each_alone(name):
-    """At one position and history, against a run of the full sequence with that query at its end."""
+    """At one position, versus the full sequence with that query at its end."""
     m = mixer(name, d_model=16, d_key=8, d_value=8, heads=2).double()
     x = torch.randn(2, 9, 16, dtype=torch.double)
     q, k, v, gates, _ = m.project(x)
     trace = Trace(m, q, k, v, gates, v, torch.full((2, 9), IGNORE))
-    asked = torch.randn(2, 2, 5, 8, dtype=torch.double)
+    other = torch.randn(2, 2, 5, 8, dtype=torch.double)
     with torch.no_grad():
-        seen = queries.weights(trace, asked, 8)
+        seen = queries.weights(trace, other, 8)
         for i in range(5):
-            alone = torch.cat([q[:, :, :8], asked[:, :, i : i + 1]], dim=2)
+            alone = torch.cat([q[:, :, :8], other[:, :, i : i + 1]], dim=2)
             assert torch.allclose(m.effective_attention(alone, k, gates)[:, :, 8], seen[:, :, i], atol=1e-9)
 
 
-def test_chunks_change_nothing(monkeypatch):
+def test_answers_do_not_depend_on_chunks(monkeypatch):
     trace = traced(DeltaRule, pairs=20, d_key=8, reads=40)
     state = queries.state_before(trace, 19)
     together = queries.answers(trace, trace.k, 19, state)
@@ -61,7 +61,7 @@ def test_wilson():
 
 
 def test_the_interval_of_a_mean_is_students():
-    """Five values: mean 3, standard error √½, and 2.7764 of them to each side."""
+    """Five values with mean 3 and standard error √½; the interval extends 2.7764 standard errors to each side."""
     row = mean_row("x", np.array([1.0, 2, 3, 4, 5]), age=2.0)
     assert (row["low"], row["high"]) == (pytest.approx(3 - 2.7764 * 0.5**0.5, 1e-4), pytest.approx(4.9632, 1e-4))
     assert (row["value"], row["count"], row["age"]) == (3, 5, 2.0)
@@ -70,8 +70,8 @@ def test_the_interval_of_a_mean_is_students():
         mean_row("x", np.array([]))
 
 
-def test_reads_of_one_sequence_are_not_independent(rng):
-    """Eight sequences with 50 equal reads each tell as much as eight reads."""
+def test_answers_in_one_sequence_are_not_independent(rng):
+    """Eight sequences with 50 equal answers each have the same interval as eight answers."""
     values = rng.standard_normal(8)
     alone, repeated = mean_row("x", values), np.repeat(values, 50)
     clustered = mean_row("x", repeated, np.repeat(np.arange(8), 50))
@@ -79,7 +79,7 @@ def test_reads_of_one_sequence_are_not_independent(rng):
     assert clustered["high"] - clustered["low"] == pytest.approx(alone["high"] - alone["low"])
     assert clustered["count"] == 400
     assert mean_row("x", repeated)["high"] - alone["value"] < 0.2 * (alone["high"] - alone["value"])
-    # One read per sequence, and reads of a single sequence, are taken as independent.
+    # Answers are treated as independent if there is one per sequence, or only one sequence.
     assert mean_row("x", values, np.arange(8)) == alone
     assert mean_row("x", values, np.zeros(8)) == alone
 
@@ -95,18 +95,18 @@ def test_the_interval_of_a_share_is_wilsons_or_wider(rng):
     assert 0 <= few["low"] <= few["high"] <= 1
 
 
-def test_bins_with_few_reads_are_joined():
+def test_bins_with_few_answers_are_merged():
     ages, reads = np.arange(64), np.full(64, 8)
     found = bins(ages, 16, reads, 50)
     assert np.array_equal(np.concatenate(found), ages)
     assert all(reads[chosen].sum() >= 50 for chosen in found)
     assert len(found[0]) == 7
-    # Where all reads are too few there is one bin, and the last bin joins the one before it.
+    # With too few answers in all there is one bin; the last bin is merged with the previous one.
     assert [len(chosen) for chosen in bins(ages, 16, reads, 1000)] == [64]
     assert list(bins(np.arange(4), 4, np.array([9, 9, 9, 1]), 5)[-1]) == [2, 3]
 
 
-def test_bins_hold_everything_once(rng):
+def test_every_value_is_in_exactly_one_bin(rng):
     ages = rng.integers(0, 300, 500)
     found = bins(ages, 12)
     assert sorted(np.concatenate(found)) == list(range(500))
@@ -227,7 +227,7 @@ def test_a_model_whose_outputs_are_not_finite_is_refused(rng):
     assert model.training
 
 
-def test_traces_leave_the_model_as_it_was(rng):
+def test_tracing_does_not_change_the_model(rng):
     model = Model(vocab=32, mixer=partial(mixer, "linear"), d_model=16, layers=2)
     batch = MQAR(vocab=32, length=16, pairs=2).sample(4, rng)
     for training in (True, False):
@@ -241,7 +241,7 @@ def test_traces_leave_the_model_as_it_was(rng):
 
 @pytest.mark.parametrize("name", ["linear", "delta_rule", "softmax", "rnn"])
 def test_tensors_are_made_on_the_device_of_the_trace(name):
-    """On torch's meta device, where a tensor on any other device is an error."""
+    """On the meta device of torch, where tensors on other devices raise an error."""
     with torch.device("meta"):
         m = mixer(name, d_model=16, d_key=8, d_value=8, heads=2)
         q, k, v, gates, _ = m.project(torch.empty(2, 9, 16))

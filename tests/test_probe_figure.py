@@ -97,7 +97,7 @@ def test_every_figure_is_drawn_and_saved(name, table, tmp_path):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_nothing_is_drawn_of_a_table_without_its_rows(name, table):
+def test_no_figure_without_rows(name, table):
     bare = pd.DataFrame({"metric": ["accuracy"], "value": [1.0], "task": ["mqar"], "mixer": ["linear"], "run": ["a"]})
     assert drawn(name, bare.assign(series="linear", seed=0, split="test")) == {}
     assert drawn(name, table[table["metric"] == "norm"].dropna(axis=1, how="all")) == {}
@@ -124,11 +124,11 @@ def test_capacity_points_and_lines(table, capacity, colours):
     assert error.get_ydata() == pytest.approx((n - 1) / 8)
     _, squares = lines(axes[3], colours["mesa"])
     assert squares.get_ydata() == pytest.approx(least_squares.error(n, 8))
-    # Softmax has no such law: its points are joined.
+    # There is no law for softmax: its points are joined by a line.
     assert len(lines(axes[1], colours["softmax"])) == 1
 
 
-def test_capacity_laws_follow_the_gates(capacity, colours):
+def test_laws_of_capacity_depend_on_the_gates(capacity, colours):
     axes = capacity.axes
     ages = np.arange(32)
     _, slow = lines(axes[3], colours["delta_rule beta=0.1"])
@@ -151,27 +151,27 @@ def triangles(ax) -> list:
     return [line for line in ax.get_lines() if line.get_marker() == "v" and len(line.get_xdata()) == 1]
 
 
-def test_half_life_stands_where_the_curve_is_halved():
+def test_half_life_is_where_the_curve_falls_to_half():
     table = named(retained([0, 1, 3, 7, 15], [1.0, 0.9, 0.7, 0.3, 0.1], [100] * 5))
     ax = drawn("retention", table)["retention_oracle_d8"].axes[0]
     (triangle,) = triangles(ax)
     assert triangle.get_xdata()[0] == pytest.approx((4 * 8) ** 0.5)
 
 
-def test_points_of_few_reads_have_no_band():
+def test_points_with_few_answers_have_no_band():
     table = named(retained([0, 1, 3, 7], [0.5] * 4, [8, 49, 50, 200]))
     figure = drawn("retention", table)["retention_oracle_d8"]
     for ax in figure.axes[:2]:
         (band,) = ax.collections
         x = band.get_paths()[0].vertices[:, 0]
         assert (x.min(), x.max()) == (4, 8)
-    assert "band: 95 % over answers" in note(figure)
+    assert "band: 95 % interval over answers" in note(figure)
     few = drawn("retention", named(retained([0, 1], [0.5] * 2, [8, 8])))["retention_oracle_d8"]
-    assert note(few).startswith("no band: few reads")
+    assert note(few).startswith("no band: few answers")
 
 
 def test_retention_with_theory_and_lifetime(table, colours):
-    """Lines by age on their law, and a hollow triangle at the predicted lifetime."""
+    """Measured values by age are on the curve of the law, and a hollow triangle is at the predicted lifetime."""
     figure = drawn("retention", table)["retention_oracle_d8"]
     top1 = figure.axes[0]
     (law,) = [line for line in lines(top1, colours["gated_linear"]) if line.get_linestyle() == "--"]
@@ -202,7 +202,7 @@ def test_attention_is_signed_and_centred(table):
     assert not any(isinstance(c, PathCollection) for ax in figure.axes for c in ax.collections)
 
 
-def test_attention_marks_what_is_asked_and_where_it_stands():
+def test_attention_marks_queries_and_positions_of_answers():
     torch.manual_seed(0)
     batch = MQAR(vocab=32, length=24, pairs=3).sample(4, np.random.default_rng(0))
     made = []
@@ -216,11 +216,11 @@ def test_attention_marks_what_is_asked_and_where_it_stands():
     figure = drawn("effective_attention", named(pd.DataFrame(made)))["effective_attention_mqar"]
     panels = [ax for ax in figure.axes if ax.get_images()]
     circles = [c for ax in panels for c in ax.collections if isinstance(c, PathCollection)]
-    asked = np.flatnonzero(batch.scored[0])
-    answer = batch.factors["source"][0][asked]
-    assert len(circles) == 8  # circles and ticks of two layers by two mechanisms
-    assert np.allclose(circles[0].get_offsets(), np.c_[answer, asked])
-    assert np.allclose(circles[1].get_offsets()[:, 1], asked)
+    query = np.flatnonzero(batch.scored[0])
+    answer = batch.factors["source"][0][query]
+    assert len(circles) == 8  # circles and triangles of two layers of two mechanisms
+    assert np.allclose(circles[0].get_offsets(), np.c_[answer, query])
+    assert np.allclose(circles[1].get_offsets()[:, 1], query)
 
 
 def test_a_thinned_matrix_fills_its_panel():
@@ -246,7 +246,7 @@ def test_bounds_of_dynamic_access(table, colours):
     assert bound.get_ydata()[-1] == pytest.approx(1 - 8 / 32)
 
 
-def test_slopes_of_cost(table):
+def test_exponents_of_cost(table):
     figure = drawn("cost", table)["cost"]
     (legend,) = figure.legends
     labels = {text.get_text().split(":")[0]: text.get_text().split(":")[1].split() for text in legend.get_texts()}

@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its task and mixer, its commands."""
+"""The task, the mixer and the commands shown in the README work."""
 
 import importlib
 import os
@@ -18,7 +18,7 @@ FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The README's files, written out, on the Python path."""
+    """The files shown in the README, written to a folder that is on the Python path."""
     for name, content in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,34 +28,35 @@ def mine(tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
-def test_the_files_are_there():
+def test_the_readme_shows_these_files():
     assert set(FILES) == {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
 
 
-def test_the_task_keeps_the_contract(mine):
+def test_the_task_fulfils_the_contract(mine):
     task = importlib.import_module("reversal").Reversal(length=12, letters=5)
     batch = task.sample(50, np.random.default_rng(0))
     assert np.array_equal(task.solve(batch.tokens), batch.targets)
+    assert np.array_equal(task.roles(batch.tokens) == "query", batch.scored)
     rows, positions = np.nonzero(batch.scored)
     assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, positions]], batch.targets[rows, positions])
     with pytest.raises(ValueError, match="length=7: must be even"):
         task.at(length=7)
 
 
-def test_the_mixer_keeps_the_contract(mine):
+def test_the_mixer_fulfils_the_contract(mine):
     torch.manual_seed(0)
     mixer = importlib.import_module("leaky").Leaky(d_model=8, heads=2).double()
     x = torch.randn(2, 70, 8, dtype=torch.float64)
     q, k, v, gates, _ = mixer.project(x)
-    o, memory = mixer.parallel(q, k, v, gates)
-    slow, left = mixer.run_recurrence(q, k, v, gates)
+    o, state = mixer.parallel(q, k, v, gates)
+    slow, last = mixer.run_recurrence(q, k, v, gates)
     assert torch.allclose(o, slow)
-    assert torch.allclose(memory["S"], left["S"])
+    assert torch.allclose(state["S"], last["S"])
     assert torch.allclose(mixer.effective_attention(q, k, gates) @ v, o)
 
 
-def test_the_commands_for_ones_own(mine):
-    """As the README gives them, on a small size."""
+def test_the_commands_for_own_files(mine):
+    """As shown in the README, but with tiny settings."""
     commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
     assert [line.split()[0] for line in commands] == ["show", "run"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -68,8 +69,8 @@ def test_the_commands_for_ones_own(mine):
     assert Path("outputs/backwards/report.html").exists()
 
 
-def test_the_oracle_judges_the_mixer_by_the_gates_it_declares(mine):
-    """Its state is far from empty: nearly every pair is recalled at a quarter of linear attention's capacity."""
+def test_the_oracle_uses_the_gates_that_the_mixer_declares(mine):
+    """Nearly every pair is recalled at a quarter of the capacity of linear attention."""
     from recall_lab.oracle import Oracle
 
     leaky = importlib.import_module("leaky").Leaky
@@ -84,7 +85,7 @@ def test_the_oracle_judges_the_mixer_by_the_gates_it_declares(mine):
 
 
 def test_every_command_shown_parses():
-    """Verbs exist, overrides compose; nothing is run."""
+    """Verbs exist and overrides compose; the commands are not run."""
     from recall_lab.cli.base import compose
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):

@@ -1,4 +1,4 @@
-"""Mechanisms where one is a special case of another, and where the right answer is known."""
+"""Mechanisms with a matrix or vector state in special cases: equal to another mechanism, or with a known answer."""
 
 import math
 
@@ -61,7 +61,7 @@ def same(x: tuple[Tensor, ...], y: tuple[Tensor, ...], tolerance: float = 1e-10)
 
 @properties
 @given(seed=seeds, length=lengths)
-def test_gates_at_one_are_no_gates(seed, length):
+def test_gates_of_one_have_no_effect(seed, length):
     x = Draw(seed, length)
     channels = torch.zeros_like(x.k)
     linear, delta = x.run(Linear, {}), x.run(DeltaRule, {"beta": x.beta})
@@ -83,7 +83,7 @@ def test_equal_channels_are_one_decay(seed, length):
 
 @properties
 @given(seed=seeds, length=lengths)
-def test_writing_nothing_leaves_the_state(seed, length):
+def test_a_write_of_zero_leaves_the_state(seed, length):
     x = Draw(seed, length)
     for kind, gates in (
         (GatedLinear, {"write": x.zero}),
@@ -134,7 +134,7 @@ def test_reading_before_the_decay(seed, length, channels):
 @properties
 @given(seed=seeds, beta=st.floats(0, 2))
 def test_the_delta_rule_is_a_step_of_gradient_descent(seed, beta):
-    """On ½‖Sᵀk − v‖² with rate β; gated delta takes it from the decayed state."""
+    """A step on ½‖Sᵀk − v‖² with learning rate β; gated delta starts from the decayed state."""
     x = Draw(seed, 1)
     for decay in (x.zero, x.g):
         start = (x.S * decay.exp()[..., None]).requires_grad_()
@@ -147,7 +147,7 @@ def test_the_delta_rule_is_a_step_of_gradient_descent(seed, beta):
 @properties
 @given(seed=seeds)
 def test_delta_and_mesa_answer_orthogonal_keys_exactly(seed):
-    """And the delta rule (β = 1) the last value of a key that is bound again, where linear attention adds them up."""
+    """For a key with several values, the delta rule (β = 1) answers the last one; linear attention adds them up."""
     x = Draw(seed, 10, d_key=5)
     x.k = torch.eye(5, dtype=torch.float64).repeat(2, 1).expand(1, 2, 10, 5)
     x.q, last = x.k[:, :, 5:], x.v[:, :, 5:]
@@ -175,7 +175,7 @@ def test_mesa_with_one_pair(seed):
 
 @properties
 @given(seed=seeds, length=st.integers(1, 40))
-def test_mesa_minimises_its_squares(seed, length):
+def test_mesa_minimises_the_weighted_squares(seed, length):
     """At Wᵀ = S ᵀ(H + Λ)⁻¹ the gradient of the weighted squares with their ridge is zero."""
     x = Draw(seed, length)
     ridge = (0.25 + torch.rand(5, generator=x.generator, dtype=torch.float64)).expand_as(x.k)
@@ -202,10 +202,10 @@ def test_log_linear_with_equal_levels_is_gated_linear(seed, length):
 @given(seed=seeds, length=lengths, extra=st.integers(0, 3))
 def test_based_with_a_window_over_everything_is_softmax(seed, length, extra):
     x = Draw(seed, length)
-    x.q = 3 * x.q  # far from where the Taylor series would do
+    x.q = 3 * x.q  # far from where the Taylor series would be accurate
     o, *_ = x.run(Based, {}, state_name=None, window=length + extra)
     exact, *_ = x.run(Softmax, {}, state_name=None)
-    assert torch.allclose(o, exact, rtol=1e-3, atol=1e-3)  # the 1e−6 beneath all weights tells where they are small
+    assert torch.allclose(o, exact, rtol=1e-3, atol=1e-3)  # the denominator has an extra 1e−6
     series, *_ = x.run(Based, {}, state_name=None, window=0)
     linear, *_ = x.run(Linear, {}, state_name=None, feature_map="taylor", normalizer=True)
     assert torch.allclose(series, linear, atol=1e-5)
@@ -214,7 +214,7 @@ def test_based_with_a_window_over_everything_is_softmax(seed, length, extra):
 @properties
 @given(seed=seeds, length=lengths, window=st.integers(1, 12))
 def test_based_weighs_its_window_exactly(seed, length, window):
-    """Against the weights written out: e^z for the last `window` tokens, 1 + z + z²/2 before."""
+    """Versus explicit weights: e^z for the last `window` tokens, 1 + z + z²/2 for earlier ones."""
     x = Draw(seed, length)
     z = 4 * x.q @ x.k.mT / math.sqrt(5)
     age = torch.arange(length)[:, None] - torch.arange(length)
@@ -233,7 +233,7 @@ def test_normalised_weights_add_up_to_one(name):
 
 
 @pytest.mark.parametrize(("kind", "reference"), [(RNN, torch.nn.RNN), (LSTM, torch.nn.LSTM)])
-def test_vector_states_are_torchs(kind, reference):
+def test_vector_states_equal_those_of_torch(kind, reference):
     mixer = kind(d_model=8).double()
     mixer.bias.data += torch.randn_like(mixer.bias)
     theirs = reference(24, 8, batch_first=True).double()
@@ -256,7 +256,7 @@ def test_beta_reaches_two_only_where_allowed():
 
 
 def initial_values(mixer) -> dict[str, tuple[Tensor, float, float]]:
-    """Of a mechanism's own starting values, those that decide what it can remember: name → tensor, least, most."""
+    """The initial values of a mechanism that matter for recall: name → tensor, smallest, largest value."""
     values = {}
     if hasattr(mixer, "decay") and isinstance(mixer.decay, torch.nn.Module):
         values["A"] = (mixer.decay.A_log.exp(), 0, 16)
@@ -275,7 +275,7 @@ def initial_values(mixer) -> dict[str, tuple[Tensor, float, float]]:
 
 
 @pytest.mark.parametrize("kind", [GatedDelta, KDA, LSTM, LogLinear, Mamba2, Mesa, RWKV7])
-def test_special_starting_values(kind):
+def test_special_initial_values(kind):
     torch.manual_seed(0)
     values = initial_values(kind(d_model=32, heads=2))
     assert values

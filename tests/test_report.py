@@ -1,4 +1,4 @@
-"""The report of a sweep's folder: what it holds, what it names, and what cannot stop it."""
+"""The report of a sweep's folder: its contents, and the runs and failures that it names."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def page(folder: Path) -> str:
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_what_a_report_holds(folder):
+def test_contents_of_a_report(folder):
     for seed in (0, 1):
         for mixer in ("linear", "softmax"):
             write(folder, mixer, seed=seed)
@@ -141,7 +141,7 @@ def test_a_grid_that_fails_is_named_and_left_out(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["hard/reversal", "a b", "[x],y", "..", "täsk"])
-def test_any_name_of_a_task_makes_file_names(folder, task):
+def test_any_task_name_gives_a_valid_file_name(folder, task):
     write(folder, task=task)
     made = report.make(folder)
     assert made.failed == []
@@ -151,7 +151,7 @@ def test_any_name_of_a_task_makes_file_names(folder, task):
     assert f"retrieval_{task}" in page(folder)
 
 
-def test_tasks_whose_file_names_would_be_equal(folder):
+def test_equal_file_names_are_made_different(folder):
     write(folder, task="a/b")
     write(folder, task="a b", seed=1)
     assert report.make(folder).failed == []
@@ -167,7 +167,7 @@ def test_names_are_escaped(folder):
     assert not re.search("<b>|<script>", page(folder))
 
 
-def test_series_stand_in_the_order_of_their_numbers(folder):
+def test_series_are_sorted_by_number(folder):
     for heads in (16, 8, 32):
         write(folder, heads=heads)
     text = report.make(folder).text
@@ -191,7 +191,7 @@ def test_a_folder_without_results(folder):
         report.make(folder)
 
 
-def test_a_single_seed_announces_no_interval(folder):
+def test_a_single_seed_has_no_interval(folder):
     write(folder)
     assert "over seeds" not in report.make(folder).text
     write(folder, seed=1)

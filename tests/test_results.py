@@ -1,4 +1,4 @@
-"""From rows to numbers: intervals, series' names, choosing a learning rate, files written whole."""
+"""From rows to numbers: intervals, names of series, choice of the learning rate, summaries."""
 
 import numpy as np
 import pandas as pd
@@ -40,18 +40,18 @@ def test_the_interval_of_few_values_is_students():
 
 @pytest.mark.parametrize("count", [3, 5, 7, 8, 20])
 def test_intervals_cover_the_truth(count):
-    """Of 95 % intervals over normal values about 95 % hold the mean; the bootstrap of 8 is narrower (about 91 %)."""
+    """About 95 % of the 95 % intervals of normal values contain the mean; about 91 % for the bootstrap of 8 values."""
     rng = np.random.default_rng(1)
     hits = [low <= 0 <= high for low, high in (results.interval(rng.normal(size=count)) for _ in range(400))]
     assert 0.87 < np.mean(hits) < 0.98
 
 
-def test_an_interval_of_two_values_is_their_range_and_called_so():
+def test_an_interval_of_two_values_is_a_range():
     assert results.interval([0.2, 0.6]) == (0.2, 0.6)
     assert [results.interval_name([1, count]) for count in (1, 2, 3, 8)] == ["range", "range", "95 %", "95 %"]
 
 
-def test_a_series_is_named_by_what_tells_it_apart():
+def test_a_series_is_named_by_the_settings_that_differ():
     made = table(
         {"mixer": "linear", "heads": 1, "validation": 1, "test": 1},
         {"mixer": "linear", "heads": 2, "validation": 1, "test": 1},
@@ -75,15 +75,15 @@ def test_the_learning_rate_is_chosen_on_validation_alone():
     assert results.select(chosen).equals(chosen)
 
 
-def test_policies_on_the_same_weights_are_series_of_their_own():
-    """Rows asked later bear the name of the run whose weights they used, and go where its learning rate goes."""
+def test_policies_with_the_weights_of_another_run_are_separate_series():
+    """Rows of a later probe belong to the run whose weights it used, and are selected by its learning rate."""
     made = table(
         {"mixer": "softmax", "lr": 0.01, "validation": 0.5, "test": 0.5},
         {"mixer": "softmax", "lr": 0.1, "validation": 0.6, "test": 0.6},
         {"mixer": "window", "lr": 0.1, "validation": 0.4, "test": 0.4},
     )
-    asked = made[(made["mixer"] == "softmax") & (made["split"] == "test")]
-    later = [asked.assign(mixer="window", trained_as="softmax", value=b / 64, **{"mixer.budget": b}) for b in (16, 32)]
+    test = made[(made["mixer"] == "softmax") & (made["split"] == "test")]
+    later = [test.assign(mixer="window", trained_as="softmax", value=b / 64, **{"mixer.budget": b}) for b in (16, 32)]
     made = pd.concat([made.assign(**{"mixer.budget": 64.0}), *later], ignore_index=True)
     made["series"] = results.series(made)
     test = results.select(made).query("split == 'test'")
@@ -104,20 +104,20 @@ def test_a_summary_is_the_mean_over_runs():
     assert line == {"series": "linear", "mean": 0.5, "low": 0.25, "high": 0.75, "runs": 2}
 
 
-def test_a_setting_that_is_a_number_here_and_a_word_there(tmp_path):
+def test_a_setting_with_numbers_and_words_is_saved_as_text(tmp_path):
     mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9], "value": [1.0, 2.0]})
     results.save(mixed, tmp_path / "t.parquet")
     assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].tolist() == ["learned", "0.9"]
 
 
-def test_a_missing_setting_stays_missing(tmp_path):
-    """Whatever the version of pandas: never the word "nan"."""
+def test_a_missing_setting_is_saved_as_missing(tmp_path):
+    """With any version of pandas, and never as the word "nan"."""
     mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9, None, np.nan], "value": 1.0})
     results.save(mixed, tmp_path / "t.parquet")
     assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].isna().tolist() == [False, False, True, True]
 
 
-def test_a_learning_rate_that_failed_with_a_seed_does_not_win_by_the_other():
+def test_a_learning_rate_with_a_failed_seed_is_not_chosen():
     made = table(
         {"mixer": "linear", "lr": 0.01, "seed": 0, "validation": 0.6, "test": 0.6},
         {"mixer": "linear", "lr": 0.01, "seed": 1, "validation": 0.6, "test": 0.6},

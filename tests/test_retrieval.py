@@ -1,4 +1,4 @@
-"""Retrieval: counts, splits and intervals against answers that are known to be right or wrong."""
+"""Probe retrieval: counts, splits and intervals for answers that are known to be right or wrong."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from recall_lab.task.mqar import MQAR
 
 
 class Answers(torch.nn.Module):
-    """In place of a model: correct at the marked positions, and certain of a wrong class at the others."""
+    """A model that answers correctly at marked positions, and is certain of a wrong class at the others."""
 
     def __init__(self, targets, right, vocab):
         super().__init__()

@@ -1,4 +1,4 @@
-"""One run from the command line: its folder, finding it again, and messages about bad input."""
+"""One run from the command line: its folder, reuse of finished runs, and messages about bad input."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from recall_lab.cli.base import compose, resolved
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def test_a_run_leaves_a_whole_folder(capsys):
+def test_a_run_leaves_a_complete_folder(capsys):
     assert recall(*TINY, "name=one", "report=true") == 0
     (folder,) = run_folders("one")
     assert {path.name for path in folder.iterdir()} == {
@@ -34,9 +34,9 @@ def test_a_run_leaves_a_whole_folder(capsys):
     assert {"run", "mixer", "task", "seed", "task.length", "task.pairs", "git", "threads", "seconds"} <= set(table)
     assert set(table["split"]) == {"validation", "test"}
     assert {path.name for path in Path("outputs/one").iterdir()} >= {"table.parquet", "figure", "report.html"}
-    said = capsys.readouterr().out
-    assert "accuracy per scored token" in said
-    assert "outputs/one/report.html" in said
+    printed = capsys.readouterr().out
+    assert "accuracy per scored token" in printed
+    assert "outputs/one/report.html" in printed
 
 
 def test_a_report_made_again_is_the_same_report():
@@ -48,7 +48,7 @@ def test_a_report_made_again_is_the_same_report():
     assert {path.suffix for path in made} == {".html", ".png", ".svg"}
 
 
-def test_a_finished_run_is_found_again(capsys):
+def test_a_finished_run_is_not_repeated(capsys):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     files = [path for path in folder.iterdir() if path.name != ".lock"]
@@ -65,7 +65,7 @@ def test_a_report_is_made_for_runs_of_earlier_commands_too():
     assert Path("outputs/main/report.html").exists()
 
 
-def test_the_output_folder_is_no_part_of_the_identity():
+def test_the_output_folder_does_not_change_the_identity():
     assert recall(*TINY, "name=a") == recall(*TINY, "name=b", "root=elsewhere", "report=true") == 0
     (one,), (other,) = run_folders("a"), list(Path("elsewhere/b").glob("*/status.json"))
     assert one.name == other.parent.name
@@ -74,7 +74,7 @@ def test_the_output_folder_is_no_part_of_the_identity():
     assert not Path("outputs/a/report.html").exists()
 
 
-def test_one_and_one_point_zero_are_one_setting():
+def test_1_and_1_0_are_the_same_setting():
     assert recall("-m", *TINY, SERIAL, "train.clip=1,1.0") == 0
     assert len(run_folders("main")) == 1
 
@@ -105,7 +105,7 @@ def test_a_worker_whose_command_was_killed_starts_no_further_run(tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["rows.json", "config.yaml"])
-def test_a_finished_run_that_lost_a_file_is_done_again(name):
+def test_a_finished_run_that_lost_a_file_is_repeated(name):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     rows = (folder / "rows.json").read_text()
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_named(name):
     assert done.stderr.count("\n") == 1
 
 
-def test_other_settings_are_other_folders():
+def test_different_settings_have_different_folders():
     for setting in ("seed=1", "train.lr=0.02", "mixer.heads=2", "data_seed=3"):
         assert recall(*TINY, setting) == 0
     assert len(run_folders("main")) == 4
@@ -152,7 +152,7 @@ def test_other_settings_are_other_folders():
         (["task=nothing"], "there is no task 'nothing'; there are "),
         (["experiment=nothing"], "there is no experiment 'nothing'; there are "),
         (["task.pairs=9"], "a length of at least 36 (2 positions each), not 16"),
-        (["task.pairs=99", "task.length=400"], "has only 15 keys"),
+        (["task.pairs=99", "task.length=400"], "give only 15 keys"),
         (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
         (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda, mps"),
         (["threads=0"], "threads=0: must be a whole number of at least 1"),
@@ -176,15 +176,15 @@ def test_bad_input_gives_one_line(arguments, message, capsys):
     assert printed.out == ""
 
 
-def test_a_word_for_a_number():
-    """In a process of its own, since the tests check the types of every call before recall_lab can."""
+def test_a_word_instead_of_a_number_is_refused():
+    """In a separate process, because in this one the type checks of the tests would act first."""
     done = shell("run", *TINY, "train.steps=some")
     assert done.returncode == 1
     assert "train.steps='some': must be a whole number of at least 1" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_foreign_folder_is_left_alone(capsys):
+def test_a_folder_that_is_not_a_sweep_is_not_touched(capsys):
     Path("outputs/mine").mkdir(parents=True)
     Path("outputs/mine/thesis.txt").write_text("years of work")
     assert recall(*TINY, "name=mine") == 2
@@ -244,7 +244,7 @@ def test_a_wheel_finds_its_configuration_from_an_empty_folder(tmp_path):
     assert where.strip() == str(tmp_path / "site" / "recall_lab" / "conf")
 
 
-def test_files_of_the_operating_system_are_no_other_files():
+def test_files_of_the_operating_system_are_ignored():
     Path("outputs/main").mkdir(parents=True)
     for name in (".DS_Store", "Thumbs.db", ".gitkeep"):
         Path("outputs/main", name).touch()
@@ -265,7 +265,7 @@ def test_a_run_of_another_format_is_refused(capsys):
 
 
 def test_the_identity_holds_every_setting_that_determines_the_result():
-    """Two data seeds that shared a folder would leave one of them unmeasured."""
+    """If two data seeds shared a folder, one of them would not be run."""
     plain = composed()
     assert runner.identity(plain) == runner.identity(composed("name=other", "report=false", "select=[train.clip]"))
     changes = ("seed=1", "data_seed=1", "threads=2", "device=cpu", "train.keep=true", "train.lr=0.1", "mixer.heads=2")

@@ -1,4 +1,4 @@
-"""Condition, replicate, circumstance: which runs are averaged, and what a series is called."""
+"""Conditions, replicates and circumstances: which runs are averaged, and how series are named."""
 
 import copy
 
@@ -67,29 +67,37 @@ LISTED = {*results.REPLICATES, *results.CIRCUMSTANCES, *results.CELLS}
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_no_setting_can_be_averaged_away(mixer, tmp_path):
-    """Two runs that differ in one key alone never share a series, unless the key is on a list."""
-    for number, overrides in enumerate((TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,)):
+    """Two runs that differ in a single key are different series, unless the key is on one of the lists."""
+    for overrides in (TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,):
+        sweep = tmp_path / overrides[0]
         config = settings_of(*overrides, mixer=mixer)
-        for index, path in enumerate(leaves(config)):
+        write(sweep, "base", config, started="2027-01-01")
+        for path in leaves(config):
+            write(sweep, ".".join(path), changed(config, path))
+        table = results.collect(sweep)
+        scores = table[table["split"] == "test"].set_index("run")["series"]
+        probes = table[table["split"] == "probe"].set_index(["run", "probe"])["series"]
+        for path in leaves(config):
             name = ".".join(path)
-            if mixer not in ("delta_rule", "hybrid") and path[0] != "mixer":
-                continue
-            sweep = tmp_path / f"{number}-{index}"
-            write(sweep, "a", config)
-            write(sweep, "b", changed(config, path))
             if name in LISTED:
                 assert not name.startswith(("mixer.", "model.", "task.", "oracle.", "probe."))
-                continue
-            table = results.collect(sweep)
-            if path[0] == "probe":
-                table = table[table["probe"] == path[1]]
+            elif path[0] == "probe":
+                assert probes[name, path[1]] != probes["base", path[1]], name
             elif name == "test.probe_sequences":
-                table = table[table["split"] == "probe"]
-            assert table["series"].nunique() == 2, name
-            if name not in results.SELECTED:
-                continue
-            alone = results.select(pd.concat([table, table.assign(split="validation")]), results.SELECTED)
-            assert alone["series"].nunique() == 1, name
+                assert (probes[name] != probes["base"]).all()
+            else:
+                assert scores[name] != scores["base"], name
+
+
+def test_what_is_selected_makes_no_series(tmp_path):
+    config = settings_of()
+    for name, rate in (("a", 0.01), ("b", 0.02)):
+        write(tmp_path, name, settings_of(f"train.lr={rate}"))
+    table = results.collect(tmp_path)
+    assert set(table["series"]) == {"delta_rule lr=0.01", "delta_rule lr=0.02"}
+    both = pd.concat([table, table.assign(split="validation")], ignore_index=True)
+    assert set(results.select(both)["series"]) == {"delta_rule"}
+    assert config["select"] == list(results.SELECTED)
 
 
 @pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
@@ -104,17 +112,17 @@ def test_listed_settings_make_no_series(key, tmp_path):
 
 
 def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
-    """Runs of one seed with one thread and with two are no two seeds."""
+    """A run repeated with another number of threads does not count as a second seed."""
     write(tmp_path, "a", settings_of("threads=1"), value=0.2, started="2026-01-02")
     write(tmp_path, "b", settings_of("threads=2"), value=0.6, started="2026-01-01")
     write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
     (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
-    assert results.repeated(tmp_path) == ["b repeats a (threads=2 → 1); the newer is used"]
+    assert results.repeated(tmp_path) == ["b is repeated by a (threads=2 → 1), which is used"]
 
 
-def test_runs_that_differ_in_probes_alone_share_their_scores_series(tmp_path):
-    """The scores do not depend on a probe: one replicate, not two; the probe's own rows tell the settings apart."""
+def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
+    """Scores do not depend on probes, so they are one replicate. Rows of the probe are two series."""
     write(tmp_path, "a", settings_of("probe=[state_retention]"), value=0.2, started="2026-01-01")
     write(
         tmp_path, "b", settings_of("probe=[state_retention]", "probe.state_retention.ridge=0.1"), started="2026-01-02"
@@ -134,7 +142,7 @@ def test_a_mean_over_different_settings_is_refused(tmp_path):
         results.summarise(table, ["mixer"])
 
 
-def test_names_are_short_and_numbers_plain(tmp_path):
+def test_names_are_short(tmp_path):
     cells = ["train.cells=[{length: 16, pairs: 4}, {length: 128, pairs: 32}]", "train.cells=[{length: 16, pairs: 4}]"]
     write(tmp_path, "a", settings_of("train.weight_decay=0.10", cells[0]))
     write(tmp_path, "b", settings_of("train.weight_decay=0.001", cells[1]))
@@ -148,7 +156,7 @@ def test_names_are_short_and_numbers_plain(tmp_path):
     names = set(results.collect(tmp_path)["series"])
     assert len(names) == 4
     assert all(len(name) < 90 for name in names)
-    assert any("cells=(length 16–128, pairs 4–32 #" in name for name in names)
+    assert any("cells=(length 16–128, pairs 4–32, #" in name for name in names)
 
 
 def test_a_hybrid_is_named_by_its_parts(tmp_path):
@@ -157,7 +165,7 @@ def test_a_hybrid_is_named_by_its_parts(tmp_path):
     assert set(results.collect(tmp_path)["series"]) == {"hybrid(delta_rule, softmax)", "hybrid(window, softmax)"}
 
 
-def test_an_axis_is_no_part_of_the_name():
+def test_an_axis_is_not_in_the_name():
     widths = pd.DataFrame([{"mixer.d_key": d, "mixer.d_value": d, "mixer.heads": h} for d in (8, 16) for h in (1, 2)])
     table = widths.assign(mixer="linear", task="mqar")
     assert series(table).nunique() == 4

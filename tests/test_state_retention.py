@@ -1,4 +1,4 @@
-"""State retention: answers to keys, decoders, spectra and ranks against closed forms and known states."""
+"""Probe state_retention: answers to keys, decoders, spectra and ranks versus closed forms and known states."""
 
 from dataclasses import replace
 from functools import partial
@@ -44,8 +44,8 @@ def test_a_position_is_the_end_of_a_prefix(rng):
         assert value(rows, metric, position=16) == pytest.approx(value(retention(short, rng), metric, position=16))
 
 
-def test_an_overwritten_value_is_not_asked_for(rng):
-    """Linear superposes old and new; delta recovers, and neither is blamed for the old value."""
+def test_an_overwritten_value_is_not_expected(rng):
+    """Linear attention adds old and new value, the delta rule replaces; only the new value counts as correct."""
     fields = {"pairs": 16, "d_key": 64, "overwrites": 16, "reads": 512, "keys": "orthogonal"}
     delta = retention(traced(DeltaRule, **fields), rng, age_bins=0)
     assert value(delta, "top1") == 1
@@ -55,7 +55,7 @@ def test_an_overwritten_value_is_not_asked_for(rng):
     assert [row["pairs"] for row in both if row["metric"] == "top1"] == [16]
 
 
-def test_passes_near_least_squares(rng):
+def test_more_passes_approach_least_squares(rng):
     errors = [
         value(retention(traced(DeltaRule, pairs=32, d_key=32, passes=p), rng, age_bins=0), "error") for p in (1, 4, 16)
     ]
@@ -64,13 +64,13 @@ def test_passes_near_least_squares(rng):
     assert errors[2] < 0.2
 
 
-def test_read_asked_queries_the_asked_keys_only(rng):
+def test_read_asked_queries_only_the_keys_that_the_batch_queries(rng):
     trace = traced(pairs=16, d_key=16, reads=64)
     source = torch.full_like(trace.source, IGNORE)
     source[:, 10], source[:, 12] = 3, 3
     rows = retention(replace(trace, source=source), rng, read="asked", age_bins=4)
     (top1,) = (row for row in rows if row["metric"] == "top1")
-    assert (top1["count"], top1["pairs"]) == (len(trace.q), 16)  # one read per sequence, of a state that holds 16
+    assert (top1["count"], top1["pairs"]) == (len(trace.q), 16)  # one answer per sequence, from a state with 16 pairs
     assert [row["age"] for row in rows if row["metric"] == "top1_by_age"] == [12]
     with pytest.raises(ValueError, match="read='some': must be one of all, asked"):
         retention(trace, rng, read="some")
@@ -90,7 +90,7 @@ def test_spectrum_of_a_known_state(rng):
     assert value(rows, "bits") == pytest.approx(8 * 3)
 
 
-def test_decoder_finds_what_is_there_and_its_control_nothing(rng):
+def test_decoder_predicts_values_and_its_control_does_not(rng):
     trace = traced(pairs=6, d_key=8, keys="orthogonal", shared_keys=True, candidates=32, reads=6 * 400)
     rows = retention(trace, rng, lags=(0, 5), age_bins=0)
     for lag in (0, 5):
@@ -98,7 +98,7 @@ def test_decoder_finds_what_is_there_and_its_control_nothing(rng):
         assert value(rows, "decode_r2", lag=lag) > 0.98
         assert value(rows, "decode_control", lag=lag) < 0.1
         assert value(rows, "selectivity", lag=lag) > 0.9
-    # With keys of its own in each sequence there is nothing a linear decoder could know them by.
+    # If keys differ between sequences, a linear decoder that does not get them cannot predict values.
     apart = retention(traced(pairs=6, d_key=8, candidates=32, reads=6 * 400), rng, lags=(3,), age_bins=0)
     assert value(apart, "decode_top1", lag=3) < 0.12
     assert not [row for row in retention(trace, rng, lags=(6,)) if "lag" in row]
@@ -120,8 +120,8 @@ def test_effective_state_size(rng):
     assert retention(traced(partial(RNN), pairs=4, d_key=4), rng, state_rank=True)
 
 
-def test_every_age_has_enough_reads(rng):
-    """Eight sequences of 512 pairs: 50 reads per age, where the youngest age alone would have 8."""
+def test_every_bin_of_ages_has_enough_answers(rng):
+    """Eight sequences of 512 pairs: at least 50 answers per bin, although each age alone has only 8."""
     rows = state_retention(traced(pairs=512, d_key=16, reads=4096), rng, at=(1,), read="all", lags=())
     ages = [row for row in rows if row["metric"].endswith("_by_age")]
     assert {row["metric"] for row in ages} == {"top1_by_age", "error_by_age", "cosine_by_age"}
@@ -131,7 +131,7 @@ def test_every_age_has_enough_reads(rng):
     assert len(counts) >= 8
 
 
-def test_a_state_that_nothing_is_written_to(rng):
+def test_an_empty_state(rng):
     """The delta rule at β = 0: the answers are zero, and every number is finite."""
     rows = retention(traced(DeltaRule, pairs=8, d_key=8, reads=64, gates={"beta": 0}), rng, lags=(1,))
     assert value(rows, "error") == pytest.approx(1)
@@ -149,10 +149,10 @@ def test_a_state_that_nothing_is_written_to(rng):
         ({"ridge": -1}, "ridge=-1: must be a number of at least 0"),
         (
             {"lags": (1,)},
-            r"probe.state_retention.lags needs at least 4 sequences, and there are 2: raise test.probe_sequences",
+            r"probe.state_retention.lags needs at least 4 sequences, but there are 2: raise test.probe_sequences",
         ),
     ],
 )
-def test_options_out_of_range(rng, options, message):
+def test_options_out_of_range_are_refused(rng, options, message):
     with pytest.raises(ValueError, match=message):
         retention(traced(pairs=8, d_key=8, reads=16), rng, **options)

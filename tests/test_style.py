@@ -1,4 +1,4 @@
-"""Looks, order, axes and notes that all figures share."""
+"""The style of figures: colours and markers, order of series, axes, notes and legends."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from recall_lab.figure import base, style
 
 
 def oklab(colour) -> np.ndarray:
-    """Coordinates in which distances are about as large as they look (Ottosson 2020)."""
+    """Coordinates in the OKLab space, whose distances are roughly perceptual (Ottosson 2020)."""
     c = np.array(to_rgb(colour))
     c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
     cone = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]) @ c
@@ -29,7 +29,7 @@ def test_a_mechanism_has_its_fixed_look():
     assert style.looks(["linear heads=2"])["linear heads=2"] == style.looks(["linear"])["linear"]
 
 
-def test_settings_make_one_ramp_by_value():
+def test_settings_of_a_mechanism_get_lighter_with_their_value():
     series = [f"delta_rule beta={beta:g}" for beta in (1, 0.05, 0.5, 0.1, 16, 8, 32, 2)]
     found = style.looks(series)
     assert list(found) == [f"delta_rule beta={beta}" for beta in ("0.05", "0.1", "0.5", "1", "2", "8", "16", "32")]
@@ -91,20 +91,20 @@ def test_blocks_hold_at_most_ten_series():
     ("runs", "low", "words"),
     [
         ([1, 1], 0.5, "one seed"),
-        ([1, 1], 0.4, "one seed; band: 95 % over answers"),
+        ([1, 1], 0.4, "one seed; band: 95 % interval over answers"),
         ([2, 2], 0.4, "mean of 2 seeds; band: range"),
         ([1, 2], 0.4, "mean of 1 to 2 seeds; band: range"),
         ([8, 8], 0.4, "mean of 8 seeds; band: 95 %"),
     ],
 )
 def test_replicates_in_words(runs, low, words):
-    """A single seed has no band over seeds, and none is announced."""
+    """For a single seed there is no band over seeds, and the note mentions none."""
     points = pd.DataFrame({"runs": runs, "low": low, "mean": 0.5, "high": 0.5})
     assert base.replicates(points, "band") == words
     assert ";" not in base.replicates(points)
 
 
-def test_what_varies_at_one_point_of_the_axes():
+def test_parameters_that_vary_at_one_point_of_the_axes():
     cells = pd.DataFrame({"task.length": [64, 64, 128], "task.pairs": [4, 8, 16], "task.haystack": "noise", "value": 1})
     assert base.free(cells, ["task.length"]) == ["task.pairs"]
     assert base.free(cells, ["task.pairs"]) == []

@@ -17,8 +17,8 @@ from recall_lab.cli import run
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def test_one_bad_job_of_three(capsys):
-    """The others finish; its folder says failed and why; the summary lists it; the report names what is missing."""
+def test_one_failing_run_of_three(capsys):
+    """The others finish. The failed one is named, with its error, in its folder, the summary and the report."""
     tiny = [word for word in TINY if not word.startswith("task.pairs")]
     assert recall("-m", *tiny, SERIAL, "task.pairs=2,9,3", "name=three", "report=true") == 1
     assert sorted(states("three")) == ["failed", "finished", "finished"]
@@ -44,22 +44,22 @@ def test_options_of_a_swept_group_that_the_default_lacks(capsys):
     assert run.with_options_swept(["mixer=window", "mixer.budget=4"]) == ["mixer=window", "mixer.budget=4"]
 
 
-def test_a_failed_run_is_done_again(monkeypatch):
+def test_a_failed_run_is_repeated(monkeypatch):
     from recall_lab import train
 
-    whole = train.evaluate
+    evaluate = train.evaluate
     calls = []
 
     def broken(*arguments, **more):
         calls.append(1)
         if len(calls) > 5:
             raise RuntimeError("out of luck")
-        return whole(*arguments, **more)
+        return evaluate(*arguments, **more)
 
     monkeypatch.setattr(train, "evaluate", broken)
     assert recall(*TINY) == 1
     assert states("main") == ["failed"]
-    monkeypatch.setattr(train, "evaluate", whole)
+    monkeypatch.setattr(train, "evaluate", evaluate)
     assert recall(*TINY) == 0
     assert states("main") == ["finished"]
 
@@ -89,13 +89,13 @@ def test_a_job_of_a_parallel_sweep_equals_the_same_run_alone():
 
 
 def test_kill_and_rerun(monkeypatch):
-    """kill −9 in the middle of a sweep: what was finished stays, the rest goes on from its checkpoint."""
+    """After kill −9 in a sweep, finished runs are kept and the others resume from their checkpoints."""
     assert recall(*TINY, "name=long") == 0
-    whole = {path: path.read_bytes() for path in Path("outputs/long").glob("*/*.json")}
+    finished = {path: path.read_bytes() for path in Path("outputs/long").glob("*/*.json")}
     with background("run", *TINY, *LONG) as process:
         started(process, "long", runs=2)
         os.killpg(process.pid, signal.SIGKILL)
-    assert {path: path.read_bytes() for path in whole} == whole
+    assert {path: path.read_bytes() for path in finished} == finished
     assert sorted(states("long")) == ["finished", "running"]
     (cut,) = (folder for folder in run_folders("long") if folders.status(folder)["state"] == "running")
     for path in cut.glob("*.json"):
@@ -120,14 +120,14 @@ def test_kill_and_rerun(monkeypatch):
     assert len(run_folders("long")) == 2
 
 
-def test_ctrl_c_says_how_to_go_on():
+def test_ctrl_c_explains_how_to_resume():
     with background("run", *TINY, *LONG) as process:
         started(process, "long")
         os.killpg(process.pid, signal.SIGINT)
         process.wait(timeout=120)
-        told = process.stderr.read()
+        message = process.stderr.read()
     assert process.returncode == 130
-    assert told.splitlines() == ["recall-lab: interrupted; the same command goes on from here"]
+    assert message.splitlines() == ["recall-lab: interrupted; the same command resumes the runs"]
     assert states("long") == ["interrupted"]
 
 
@@ -148,7 +148,7 @@ def test_two_processes_never_work_on_one_run(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", ["softmax", "gated_delta"])
 def test_compiled_training_is_the_same_training(mixer):
-    """In processes of their own, since the compiler cannot see through the tests' checks of every call."""
+    """In separate processes, because the compiler cannot handle the type checks of the tests."""
     for flag in ("false", "true"):
         done = shell("run", *TINY, f"mixer={mixer}", f"train.compile={flag}", f"name=compile-{flag}")
         assert done.returncode == 0, done.stderr
@@ -158,7 +158,7 @@ def test_compiled_training_is_the_same_training(mixer):
 
 
 def finished_alone(*arguments: str) -> Path:
-    """The folder of the same run, done without interruption."""
+    """The folder of the same run without interruption."""
     assert recall(*TINY, *arguments, "name=alone") == 0
     return run_folders("alone")[0]
 
@@ -199,15 +199,15 @@ def test_a_signal_to_the_command_alone_stops_its_workers(number):
         process.wait(timeout=90)
         printed = process.stderr.read()
     assert process.returncode == 128 + number
-    assert printed == "recall-lab: interrupted; the same command goes on from here\n"
+    assert printed == "recall-lab: interrupted; the same command resumes the runs\n"
     assert states("long") == ["interrupted"] * 2
     before = [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")]
     assert not list(Path("outputs/long").glob(".sweep-*"))
     assert [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")] == before
 
 
-def test_a_killed_worker_costs_nobody_else(tmp_path):
-    """kill −9 of one worker process of two: every run is finished in the end, by the same command."""
+def test_a_killed_worker_does_not_affect_other_runs(tmp_path):
+    """After kill −9 of one of two workers, the same command still finishes every run."""
     with background("run", "-m", *TINY, *SLOW_ENOUGH, "seed=0,1,2,3", "hydra.launcher.n_jobs=2", "name=hit") as process:
         started(process, "hit", runs=2)
         workers = subprocess.check_output(["pgrep", "-P", str(process.pid), "-f", "LokyProcess"], text=True)
@@ -221,8 +221,8 @@ def test_a_killed_worker_costs_nobody_else(tmp_path):
     assert (Path("outputs/hit") / alone.name / "rows.json").read_text() == (alone / "rows.json").read_text()
 
 
-def test_a_run_whose_process_always_dies_is_given_up(monkeypatch):
-    """A run that brings its process down is not tried for ever; it is named, and the others are finished."""
+def test_a_run_whose_process_always_dies_is_abandoned(monkeypatch):
+    """A run whose process died in every allowed attempt is reported as died and not tried again."""
     assert recall(*TINY, "name=main") == 0
     (folder,) = run_folders("main")
     status = files.read_json(folder / "status.json") | {"state": "running"}
@@ -255,13 +255,13 @@ def test_a_resolver_in_the_output_folder_works_or_fails_visibly(capsys):
     assert recall(*TINY, "root=${nothing}/r") == 2
 
 
-def test_a_sweep_lost_to_a_second_value_is_refused(capsys):
+def test_a_second_value_for_a_swept_setting_is_refused(capsys):
     assert recall("-m", *TINY, SERIAL, "mixer.heads=1,2", "mixer.heads=4") == 2
     assert "mixer.heads is given twice: mixer.heads=1,2 and mixer.heads=4" in capsys.readouterr().err
-    assert recall(*TINY, "train.steps=3") == 0  # a single value for a single value: the last one counts
+    assert recall(*TINY, "train.steps=3") == 0  # of two single values the last one counts
 
 
-def test_a_lock_that_cannot_be_had_is_a_failure(capsys, monkeypatch):
+def test_a_run_without_a_lock_fails(capsys, monkeypatch):
     import fcntl
 
     def no_locks(*arguments):
@@ -276,7 +276,7 @@ def test_a_lock_that_cannot_be_had_is_a_failure(capsys, monkeypatch):
 
 
 def test_a_full_disk_names_the_file_and_leaves_finished_runs_alone():
-    """A limit on the size of a file stands for the full disk: both make a write fail half-way."""
+    """The full disk is simulated by a limit on the size of files: both make a write fail half-way."""
     assert recall(*TINY) == 0
     before = {path: path.read_bytes() for path in Path("outputs").rglob("*") if path.is_file()}
 

@@ -58,7 +58,7 @@ DATA = {
     "subset_average": "97936c21e35d39a2",
     "updates": "0bf30e789562e9bd",
 }
-"""Hash of the first batch of each task at its defaults: results of earlier runs hold for these data alone."""
+"""Task → hash of its first batch at the defaults. If the data changed, results of earlier runs would be invalid."""
 
 
 @pytest.mark.parametrize("name", TASKS)

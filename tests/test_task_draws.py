@@ -40,7 +40,7 @@ def test_smallest_is_a_stable_sort(count, kind):
 
 
 @pytest.mark.parametrize(("rows", "count", "pool"), [(3, 0, 5), (1, 1, 1), (1, 4, 4), (5, 1, 9)])
-def test_distinct_at_the_limits(rows, count, pool):
+def test_distinct_in_limiting_cases(rows, count, pool):
     drawn = distinct(rng(), rows, count, pool)
     assert drawn.shape == (rows, count)
     assert all(np.unique(row).size == count for row in drawn)

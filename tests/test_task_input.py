@@ -1,4 +1,4 @@
-"""What a task accepts: every field is checked, refusals name value and limit, derived grids what is impossible."""
+"""Input checks of tasks: every field is checked, messages name value and limit, and impossible cells are named."""
 
 from dataclasses import fields
 from types import NoneType
@@ -25,7 +25,7 @@ FIELDS = [(name, f.name, set(get_args(f.type) or [f.type])) for name in TASKS fo
 
 @pytest.mark.parametrize(("name", "field", "types"), FIELDS, ids=lambda x: x if isinstance(x, str) else "")
 def test_a_value_of_the_wrong_type_is_refused(name, field, types, monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the task itself must refuse, as for a user
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the task must refuse, not a type check
     if str in types:
         wrong, message = [1, None, True, "?"], "must be one of "
     elif float in types:
@@ -40,7 +40,7 @@ def test_a_value_of_the_wrong_type_is_refused(name, field, types, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_any_parameters(name):
+def test_any_change_of_a_parameter_is_valid_or_refused(name):
     """A change of a parameter is refused in one line that names it, or the task has all its properties."""
     default = build(name)
     options = [option(default, f.name) for f in fields(default)]
@@ -82,7 +82,7 @@ def option(task: Task, field: str) -> list[tuple[str, object]]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_every_key_has_an_effect(name):
-    """At the defaults, or together with another change (several queries need several needles)."""
+    """At the defaults, or together with another change: several queries, for example, need several needles."""
     default = build(name)
     changes = [change for f in fields(default) for change in option(default, f.name)]
 
@@ -104,16 +104,16 @@ def test_every_key_has_an_effect(name):
     ("name", "cell", "message"),
     [
         ("mqar", {"pairs": 17}, r"pairs=17.* length of at least 68 .*not 64"),
-        ("mqar", {"vocab": 16}, r"pairs=8 .*vocab=16 .* only 7 keys and 8 values"),
+        ("mqar", {"vocab": 16}, r"pairs=8 .*vocab=16, .* only 7 keys and 8 values"),
         ("mqar", {"vocab": 17}, r"^vocab=17: must be even$"),
         ("mqar", {"queries": 9}, r"^queries=9 but pairs=8: must be at most pairs$"),
         ("mqar", {"distractors": 17}, r"distractors=17 need a length of at least 66 .*not 64"),
         (
             "mqar",
             {"key_parts": 3, "key_alphabet": 64},
-            r"key_parts=3 of key_alphabet=64 has only 127 ids for keys: at least 192",
+            r"key_parts=3 and key_alphabet=64 need 192 ids for keys, but there are only 127",
         ),
-        ("mqar", {"key_parts": 2, "key_alphabet": 2}, r"pairs=8 .*key_alphabet=2 has only 4 keys"),
+        ("mqar", {"key_parts": 2, "key_alphabet": 2}, r"pairs=8 .*key_alphabet=2 give only 4 keys"),
         ("mqar", {"gap_exponent": -1.0}, r"^gap_exponent=-1.0: must be a number from 0 to 1$"),
         ("mqar", {"gap_exponent": 12}, r"^gap_exponent=12: must be a number from 0 to 1$"),  # weights underflow
         ("paired_recall", {"pairs": 64}, r"pairs=64.*length of at least 65, not 64"),
@@ -130,7 +130,7 @@ def test_every_key_has_an_effect(name):
         ("noisy_recall", {"pairs": 22}, r"pairs=22 need a length of at least 66, not 64"),
         ("induction", {"length": 2}, r"^length=2: must be a whole number of at least 3$"),
         ("copying", {"length": 63}, r"^length=63: must be even"),
-        ("joint_recall", {"pairs": 11}, r"contexts=3 of pairs=11 need a length of at least 135, not 128"),
+        ("joint_recall", {"pairs": 11}, r"contexts=3 and pairs=11 need a length of at least 135, not 128"),
         ("joint_recall", {"contexts": 300, "length": 4096}, r"need 2400 values, but vocab=256 has only 0"),
         ("joint_recall", {"pairs": 43, "length": 1024}, r"need 129 values, but vocab=256 has only 126"),
         ("state_tracking", {"group": "a5"}, r"^group='a5': must be one of parity, s3, s4, s5$"),
@@ -139,7 +139,7 @@ def test_every_key_has_an_effect(name):
         ("mqar", {"gap": 1}, r"MQAR has no parameter 'gap'; it has length, vocab, pairs"),
     ],
 )
-def test_refused(name, cell, message):
+def test_invalid_parameters_are_refused(name, cell, message):
     with pytest.raises(ValueError, match=message) as refusal:
         build(name).at(**cell)
     assert "\n" not in str(refusal.value)
@@ -184,13 +184,13 @@ def test_scaled_gives_the_reason_for_what_is_impossible():
     scaled = MQAR(vocab=32).scaled((1, 2, 4))
     assert [cell["pairs"] for cell in scaled.cells] == [8]
     assert len(scaled.impossible) == 2
-    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32 ")
+    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32, ")
     assert SubsetAverage().scaled((2, 4)).impossible == [
         "length=256, points=128: points=128 but pool=64: must be at most pool"
     ]
 
 
-def test_task_from_outside(tmp_path, monkeypatch):
+def test_a_task_outside_the_package(tmp_path, monkeypatch):
     """A user's own task, in a file and with a yaml outside the package, works like any other."""
     (tmp_path / "my_task.py").write_text(OUTSIDE)
     (tmp_path / "conf" / "task").mkdir(parents=True)

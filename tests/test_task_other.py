@@ -57,7 +57,7 @@ def test_needle_haystacks():
 
 
 def test_needle_variants():
-    """The values of a key are queried in the order of the text, for each of the queried keys."""
+    """For each queried key, its values are queried in the order of the text."""
     task = Needle(length=80, haystack="noise", keys=4, values=3, queries=2)
     batch = check(task, 200)
     assert (batch.scored.sum(axis=1) == 6).all()

@@ -1,4 +1,4 @@
-"""Closed forms of what sums, delta rules and decays recall, against simulation in numpy."""
+"""Closed forms for the recall of sums, delta rules and decays, versus simulation in numpy."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def unit_rows(x):
 
 
 def read(S, k, candidates):
-    """Squared error and top-1 of every key's read-out; the first n candidates are the stored values."""
+    """Squared error and top-1 of the read-out of every key; the first n candidates are the stored values."""
     o = k @ S
     error = np.square(o - candidates[..., : k.shape[-2], :]).sum(-1)
     return error, (o @ candidates.swapaxes(-1, -2)).argmax(-1) == np.arange(k.shape[-2])
@@ -148,7 +148,7 @@ def test_delta_lifetime(rng):
     assert delta_rule.top1(np.arange(192), 192, 64, 64, 1024).sum() == pytest.approx(right.sum(), abs=4)
 
 
-def test_delta_in_more_passes_nears_least_squares(rng):
+def test_delta_with_more_passes_approaches_least_squares(rng):
     measured = [delta(rng, 64, 64, 64, 20, passes=passes)[0].mean() for passes in (1, 2, 4, 8)]
     assert measured == pytest.approx([0.617, 0.421, 0.299, 0.210], abs=0.03)
 
@@ -197,7 +197,7 @@ def test_moments_of_correlated_keys(rng):
     mean, variance = keys.cosine_moments("correlated", 32, 0.4)
     assert cosines.mean() == pytest.approx(mean, abs=0.002)
     assert cosines.var() == pytest.approx(variance, rel=0.03)
-    with pytest.raises(ValueError, match="no closed form for keys=softplus"):
+    with pytest.raises(ValueError, match="keys='softplus': must be random, correlated or relu"):
         keys.cosine_moments("softplus", 32)
 
 

@@ -1,4 +1,4 @@
-"""Closed forms of weights, access, budgets, information and fits against simulation in numpy."""
+"""Closed forms for weights, access, budgets, information and fits, versus simulation in numpy."""
 
 import numpy as np
 import pytest
@@ -96,14 +96,14 @@ def test_exponent_of_a_power_law(rng):
             fits.exponent(x, y)
 
 
-def test_what_a_sum_recalls_of_rebound_keys(rng):
+def test_recall_of_rebound_keys_by_a_sum(rng):
     again = rng.binomial(6, 1 / 4, size=200_000)
     assert linear_attention.superposed_recall(6, 4) == pytest.approx(np.mean(1 / (again + 1)), abs=0.003)
     assert linear_attention.superposed_recall(0, 4) == pytest.approx(1)
 
 
 def test_window_reach_by_enumeration():
-    """A pair is found if a position that sees key and value through the convolution lies in the query's window."""
+    """A pair is found if the window contains a position whose convolution covers both its key and its value."""
     key, value = 20, 21
     for width in (0, 1, 2, 3, 4):
         for window in (1, 4, 9):

@@ -23,7 +23,7 @@ from recall_lab.train import Interrupted, NotFinite, Training, evaluate, paramet
 
 
 class Solver(nn.Module):
-    """Answers by the task's own definition, through the path that scores models."""
+    """A model that answers by the definition of the task (`solve`)."""
 
     def __init__(self, task, shift=0):
         super().__init__()
@@ -35,7 +35,7 @@ class Solver(nn.Module):
         return 20 * torch.nn.functional.one_hot(torch.from_numpy(answer).long(), self.task.vocab).float()
 
 
-def test_the_solution_scores_one_where_models_are_scored():
+def test_a_perfect_model_scores_one():
     scores = evaluate(Solver(TASK), TASK, {}, 0, "test", 50, CPU)
     assert scores["accuracy"] == scores["sequence_accuracy"] == 1
     assert scores["loss_bits"] < 1e-5
@@ -43,12 +43,12 @@ def test_the_solution_scores_one_where_models_are_scored():
     assert evaluate(Solver(TASK, 1), TASK, {}, 0, "test", 50, CPU)["accuracy"] < 0.05
 
 
-def test_scores_against_counting_by_hand(monkeypatch):
-    """Accuracy per token and per sequence and the loss, over several batches, from the full logits."""
+def test_scores_equal_counts_by_hand(monkeypatch):
+    """Accuracy per token and per sequence, and loss, computed over several batches from all logits."""
     monkeypatch.setattr("recall_lab.train.EVALUATION_TOKENS", 4 * 32)
     net, cell = small_model(), {"length": 32, "pairs": 4}
     scores = evaluate(net, TASK, cell, 0, "test", 9, CPU)
-    right, whole, bits = [], [], []
+    right, complete, bits = [], [], []
     for number, count in enumerate((4, 4, 1)):
         batch = TASK.at(**cell).sample(count, stream(0, "test", cell, number))
         logits = net(torch.from_numpy(batch.tokens)).detach().double().log_softmax(-1).numpy()
@@ -56,9 +56,9 @@ def test_scores_against_counting_by_hand(monkeypatch):
             hits = [row[t].argmax() == y for t, y in enumerate(targets) if y != IGNORE]
             bits += [-row[t, y] / np.log(2) for t, y in enumerate(targets) if y != IGNORE]
             right += hits
-            whole.append(all(hits))
+            complete.append(all(hits))
     assert scores["accuracy"] == pytest.approx(np.mean(right))
-    assert scores["sequence_accuracy"] == pytest.approx(np.mean(whole))
+    assert scores["sequence_accuracy"] == pytest.approx(np.mean(complete))
     assert scores["loss_bits"] == pytest.approx(np.mean(bits), rel=1e-5)
 
 
@@ -81,7 +81,7 @@ def test_r2_of_a_continuous_task():
 def test_schedule():
     training = small_training(steps=100, warmup=0.1, lr=0.022)
     rates = [training.rate(step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.002)  # one eleventh of the largest, not zero
+    assert rates[0] == pytest.approx(0.002)  # the first learning rate is one eleventh of the largest, not zero
     assert rates[4] == pytest.approx(0.010)
     assert rates[10] == max(rates) == pytest.approx(0.022)
     assert rates[55] == pytest.approx(0.011)  # halfway through the cosine
@@ -100,7 +100,7 @@ def test_the_first_step_changes_the_weights_by_the_first_learning_rate():
 
 
 def decayed(model: nn.Module) -> set[str]:
-    """Names of the weights that weight decay shrinks: of linear layers, embeddings, convolutions and recurrences."""
+    """Names of the weights that weight decay applies to: of linear layers, embeddings, convolutions and recurrences."""
     kinds = (nn.Linear, nn.Embedding, ShortConv)
     weights = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
     recurrent = {name for name, _ in model.named_parameters() if name.endswith(("input_weight", "hidden_weight"))}
@@ -114,8 +114,8 @@ def gated(mixer: str) -> Model:
 
 
 @pytest.mark.parametrize("mixer", names("mixer"))
-def test_weight_decay_is_for_weights_alone(mixer):
-    """Exempt are norms, biases, decays, lengths and offsets."""
+def test_weight_decay_applies_only_to_weights(mixer):
+    """Norms, biases, decays, lengths and offsets are exempt."""
     model = gated(mixer)
     first, second = parameter_groups(model, 0.1)
     shrinks = {id(parameter) for parameter in first["params"]}
@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite_stops_training():
         ({"solved": -0.5}, "train.solved=-0.5: must be a number of at least 0"),
     ],
 )
-def test_impossible_settings(changed, message):
+def test_impossible_settings_are_refused(changed, message):
     with pytest.raises(ValueError, match=message):
         small_training(**changed)
 
@@ -207,7 +207,7 @@ def test_bf16_and_compile_are_options():
 
 
 def test_impossible_training_cells_are_logged_once_in_a_run(caplog):
-    """By whoever derives the cells of the run, and not again in training."""
+    """The code that derives the cells of the run logs them; training does not log them again."""
     training_cells(TASK, None)
     assert [message.count("length=2, pairs=1: ") for message in caplog.messages] == [1]
     train(small_model(), TASK, small_training(steps=1), 0, CPU)

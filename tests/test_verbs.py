@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import TINY, ask, recall, run_folders, shell
+from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
 
 from recall_lab import __main__ as main
@@ -112,7 +112,7 @@ def test_show():
     assert wrong.stderr.count("\n") == 1
 
 
-def test_probes_within_a_run():
+def test_probes_at_the_end_of_a_run():
     assert recall(*TINY, "probe=[retrieval,state_retention]", "probe.state_retention.lags=[1]", "mixer=linear") == 0
     table = results.collect(Path("outputs/main"))
     found = table[table["split"] == "probe"]
@@ -121,13 +121,13 @@ def test_probes_within_a_run():
     assert found["value"].notna().all()
 
 
-def test_probes_on_a_finished_run_and_over_its_training(capsys):
+def test_probes_of_a_finished_run_and_of_its_checkpoints(capsys):
     assert recall(*TINY, "mixer=linear", "train.keep=true", "name=kept") == 0
     (folder,) = run_folders("kept")
     assert [path.stem for path in sorted((folder / "weights").iterdir())] == ["000003", "000006"]
     before = (folder / "rows.json").read_text()
-    assert ask(str(folder), "probe=state_retention", "probe.state_retention.lags=[]") == 0
-    assert ask("outputs/kept", "probe=state_retention", "probe.state_retention.lags=[]") == 0
+    assert run_probe(str(folder), "probe=state_retention", "probe.state_retention.lags=[]") == 0
+    assert run_probe("outputs/kept", "probe=state_retention", "probe.state_retention.lags=[]") == 0
     assert (folder / "rows.json").read_text() == before
     assert len(list(folder.glob("probe-*.json"))) == 1
     table = results.collect(Path("outputs/kept"))
@@ -138,12 +138,12 @@ def test_probes_on_a_finished_run_and_over_its_training(capsys):
     assert "report.html" in capsys.readouterr().out
 
 
-def test_another_policy_on_the_same_weights(capsys):
-    """A window as long as the sequence scores what softmax scores; a narrow one less; other weights are refused."""
+def test_another_policy_with_the_same_weights(capsys):
+    """A window as long as the sequence scores like softmax, a narrow one scores less; other weights are refused."""
     assert recall(*TINY, "train.steps=60", "train.validate_every=20", "name=policy") == 0
     (folder,) = run_folders("policy")
-    assert ask(str(folder), "mixer=window", "mixer.budget=64") == 0
-    assert ask(str(folder), "mixer=window", "mixer.budget=2") == 0
+    assert run_probe(str(folder), "mixer=window", "mixer.budget=64") == 0
+    assert run_probe(str(folder), "mixer=window", "mixer.budget=2") == 0
     table = results.collect(Path("outputs/policy"))
     scores = table[(table["metric"] == "accuracy") & (table["split"] == "test")]
     by = {name: group["value"].tolist() for name, group in scores.groupby("mixer.budget", dropna=False)}
@@ -152,11 +152,11 @@ def test_another_policy_on_the_same_weights(capsys):
     assert sum(by[2]) < sum(softmax)
     assert set(scores["trained_as"].dropna()) == {"softmax"}
     capsys.readouterr()
-    assert ask(str(folder), "mixer=delta_rule") == 2
+    assert run_probe(str(folder), "mixer=delta_rule") == 2
     printed = capsys.readouterr().err
     assert "delta_rule has other weights than the trained mixer" in printed
     assert printed.count("\n") == 1
-    assert ask(str(folder), "train.steps=9") == 2
+    assert run_probe(str(folder), "train.steps=9") == 2
     assert "only probe, mixer and test can be changed" in capsys.readouterr().err
 
 
@@ -178,15 +178,15 @@ def test_an_oracle_without_probes_is_refused(capsys):
 
 @pytest.mark.parametrize("folder", ["my conf [1]", "a,b", "it's"])
 def test_any_name_of_a_config_dir_works(folder, capsys):
-    """Spaces, brackets, commas and quotes have meanings in Hydra's grammar."""
+    """Spaces, brackets, commas and quotes are special in the grammar of Hydra."""
     path = Path(folder, "task")
     path.mkdir(parents=True)
     (path / "short.yaml").write_text("defaults: [/task/mqar@_here_, _self_]\nlength: 16\npairs: 2\nvocab: 32\n")
     assert shell("show", "--config-dir", folder, "task=short").returncode == 0
     done = shell("run", "--config-dir", folder, *TINY, "task=short")
     assert done.returncode == 0, done.stderr
-    asked = shell("probe", "outputs/main", "--config-dir", folder, "probe=retrieval")
-    assert asked.returncode == 0, asked.stderr
+    probed = shell("probe", "outputs/main", "--config-dir", folder, "probe=retrieval")
+    assert probed.returncode == 0, probed.stderr
 
 
 def test_a_task_in_a_folder_of_its_own_gets_a_report():
@@ -199,7 +199,7 @@ def test_a_task_in_a_folder_of_its_own_gets_a_report():
     assert list(Path("outputs/main/figure").glob("retrieval_hard*short.png"))
 
 
-def test_a_terminal_that_knows_ascii_alone():
+def test_a_terminal_with_ascii_only():
     environment = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     done = shell("list", "mixers", env=environment)
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_a_terminal_that_knows_ascii_alone():
     assert shell("report", "outputs/main", env=environment).returncode == 0
 
 
-def test_show_refuses_what_it_would_ignore():
+def test_show_refuses_arguments_that_have_no_effect():
     done = shell("show", "mixer=softmax")
     assert done.returncode == 2
     assert "mixer has no effect: show prints an example of a task" in done.stderr
@@ -218,6 +218,6 @@ def test_probe_from_within_a_run_folder(monkeypatch, capsys):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     monkeypatch.chdir(folder)
-    assert ask(".", "probe=retrieval") == 0
+    assert run_probe(".", "probe=retrieval") == 0
     assert list(Path().glob("probe-*.json"))
     assert Path("../report.html").exists()

@@ -1,4 +1,4 @@
-"""Kinds of run: the settings each uses, what is refused, what may be built, and probes that fail."""
+"""Workloads, the kinds of run: their settings, what is refused, which targets are allowed, and probes that fail."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_line import TINY, ask, recall, run_folders, shell
+from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF
 
 from recall_lab import building, files, folders, messages, results, workload
@@ -21,7 +21,7 @@ ORACLE = ["oracle=random", "oracle.d_key=8", "oracle.reads=64", "mixer=linear", 
 
 @pytest.mark.parametrize("kind", [workload.TrainAndTest, workload.AskOracle])
 def test_the_yaml_of_a_workload_names_exactly_its_fields(kind):
-    """What is not a field cannot have an effect, and what is one must be given."""
+    """A setting that is not a field has no effect, and every field must be given."""
     found = {}
     for path in (CONF / "workload").glob("*.yaml"):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -81,8 +81,8 @@ def test_variants_whose_options_only_shape_gates_are_refused_by_the_oracle(capsy
     assert "oracle.gates.beta" in printed
 
 
-def test_a_fixed_gate_acts_on_the_oracle():
-    """gated_linear with RetNet's decay forgets; with its gates neutral it is linear attention."""
+def test_a_fixed_gate_has_an_effect_in_the_oracle():
+    """gated_linear with the decay of RetNet forgets; at neutral gates it equals linear attention."""
     for name, mixer in (("linear", "linear"), ("neutral", "gated_linear"), ("fixed", "gated_linear/fixed_decay")):
         assert recall(*ORACLE, f"mixer={mixer}", f"name={name}") == 0
     errors = {}
@@ -93,8 +93,8 @@ def test_a_fixed_gate_acts_on_the_oracle():
     assert abs(errors["fixed"] - errors["linear"]) > 0.05
 
 
-def test_a_probe_that_fails_leaves_scores_and_other_probes_alone(capsys):
-    """A decoder needs at least four sequences to be split; the other probe and the scores do not mind."""
+def test_a_probe_that_fails_does_not_affect_scores_and_other_probes(capsys):
+    """A decoder needs at least four sequences. With fewer it fails; the other probe and the scores are kept."""
     arguments = [*TINY, "mixer=linear", "probe=[retrieval,state_retention]", "test.probe_sequences=2"]
     assert recall(*arguments, "probe.state_retention.lags=[1]") == 1
     (folder,) = run_folders("main")
@@ -109,14 +109,14 @@ def test_a_probe_that_fails_leaves_scores_and_other_probes_alone(capsys):
     assert {row["probe"] for row in rows if row["split"] == "probe"} == {"retrieval"}
     table = results.collect(Path("outputs/main"))
     assert "accuracy" in set(table["metric"])
-    assert recall(*arguments, "probe.state_retention.lags=[1]") == 1  # it is tried again, from the checkpoint
+    assert recall(*arguments, "probe.state_retention.lags=[1]") == 1  # the probe is repeated from the checkpoint
 
 
-def test_a_probe_that_fails_later_leaves_the_others_alone(capsys):
+def test_a_later_probe_that_fails_does_not_affect_the_others(capsys):
     assert recall(*TINY, "mixer=linear") == 0
     (folder,) = run_folders("main")
     words = ["probe=[retrieval,state_retention]", "probe.state_retention.lags=[1]", "test.probe_sequences=2"]
-    assert ask(str(folder), *words) == 1
+    assert run_probe(str(folder), *words) == 1
     printed = capsys.readouterr().err
     assert "probe state_retention, layer 0" in printed
     assert "Traceback" in (folder / "run.log").read_text(encoding="utf-8")
@@ -148,14 +148,14 @@ def test_an_oracle_run_without_any_rows_has_failed(capsys):
         ("test", "recall_lab.train.Training"),
     ],
 )
-def test_a_folder_from_somebody_else_runs_no_code(part, target, capsys):
-    """The run's config.yaml names what is built; only tasks, mixers and the like may be."""
+def test_a_folder_cannot_run_arbitrary_code(part, target, capsys):
+    """The config.yaml of a run names the objects to build; only known kinds, such as tasks and mixers, are allowed."""
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     config = folders.read_config(folder)
     config[part]["_target_"] = target
     folders.write_config(folder, config)
-    assert ask(str(folder), "probe=retrieval") == 2
+    assert run_probe(str(folder), "probe=retrieval") == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert f"{part}._target_={target}" in printed
@@ -190,7 +190,7 @@ def test_a_nested_target_is_checked_too():
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "hybrid", "gated_linear/fixed_decay"])
-def test_what_the_command_line_composes_may_be_built(mixer):
+def test_every_target_that_the_command_line_composes_is_allowed(mixer):
     config = resolved(compose([f"mixer={mixer}", "probe=[retrieval,cost]"]), {"task": "mqar", "mixer": mixer})
     assert isinstance(building.build(config), workload.TrainAndTest)
     json.dumps(config)

@@ -1,4 +1,4 @@
-"""The checker of annotations while tests run: beartype, for which an int is also a float, as it is for mypy."""
+"""The type checker used while tests run: beartype, set to accept an int where a float is expected, like mypy."""
 
 from beartype import BeartypeConf, beartype
 

@@ -15,10 +15,10 @@ from recall_lab.folders import Config
 from recall_lab.messages import no_setting
 
 SIZES = ("small", "large")
-"""What `size` may be: `${sized:a,b}` is a at the first and b at the second."""
+"""Values of `size`: `${sized:a,b}` is a for small and b for large."""
 
 PLACEMENT = ("name", "root")
-"""The settings that name the folder of a whole sweep."""
+"""The settings that determine the folder of a sweep."""
 
 GENERAL = (*PLACEMENT, "report", "select", "device", "threads")
 """Settings that every kind of run uses."""
@@ -43,7 +43,7 @@ def parse(overrides: Iterable[str]) -> list[Override]:
 
 
 def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra: bool = False) -> DictConfig:
-    """The configuration as `recall-lab run` would compose it; with_hydra: Hydra's own part too, with what was chosen.
+    """The configuration as `recall-lab run` would compose it; with_hydra: with Hydra's own part and its choices.
 
     Raises ValueError where config_dir is no folder.
     """
@@ -53,6 +53,11 @@ def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra:
         overrides.append(f"hydra.searchpath=[{quoted('file://' + str(Path(config_dir).absolute()))}]")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides, return_hydra_config=with_hydra)
+
+
+def part_of(key: str) -> str:
+    """The first part of a setting's or group's name: task of task.length, hydra of hydra/launcher."""
+    return key.partition(".")[0].partition("/")[0]
 
 
 def quoted(text: str) -> str:
@@ -81,20 +86,20 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
 def refuse(config: DictConfig, overrides: list[Override]) -> None:
     """Raises ValueError for an override that would be ignored, naming it and what has an effect instead.
 
-    config: composed with those of the overrides that are no sweeps.
+    config: composed from the overrides that are not sweeps.
     """
     _refuse_twice(overrides)
     _refuse_unknown(config)
     used = {str(key) for key in config.workload if not str(key).startswith("_")}
     given = {override.key_or_group for override in overrides}
     for key in sorted(given):
-        part = key.partition(".")[0].partition("/")[0]
+        part = part_of(key)
         if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
             raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
     for name in config.select:
         require(OmegaConf.select(config, str(name), default=MISSING) is not MISSING, f"select: {no_setting(str(name))}")
     if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
-        raise ValueError("size has no effect here: only experiments that say ${sized:…} come in two sizes")
+        raise ValueError("size has no effect here: only experiments with ${sized:…} in a setting have two sizes")
     if "oracle" in used:
         _refuse_mixer_options(config, given)
     else:
@@ -104,7 +109,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
 
 
 def _refuse_twice(overrides: list[Override]) -> None:
-    """Of a setting given twice Hydra takes the last value: right for single values, wrong where one is a sweep."""
+    """Raises ValueError for a setting given twice, once as a sweep, of which Hydra would use the last value only."""
     for override in overrides:
         key = override.get_key_element()
         same = [other for other in overrides if other.get_key_element() == key]
@@ -133,7 +138,7 @@ def _refuse_mixer_options(config: DictConfig, given: set[str]) -> None:
 
 
 def _refuse_task_parameters(config: DictConfig, given: set[str]) -> None:
-    """A parameter of the task that every trained and every tested cell sets is never used itself."""
+    """Raises ValueError for a parameter of the task that every cell of training and testing sets itself."""
     grids = [OmegaConf.to_container(grid, resolve=True) if grid else None
              for grid in (config.train.cells, config.test.cells)]  # fmt: skip
     fixed = [set.intersection(*map(set, grid)) if isinstance(grid, list) else set(grid or ()) for grid in grids]

@@ -15,7 +15,7 @@ GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "orac
 
 
 def listing(group: str | None = None) -> str:
-    """The options of every group, each with the first line of its docstring; of one group, with all of it.
+    """The options of every group, each with the first line of its docstring; for a single group, all of the docstring.
 
     Raises ValueError for a group that does not exist.
     """
@@ -36,7 +36,7 @@ def listing(group: str | None = None) -> str:
 
 
 def facts(mixer: str) -> list[str]:
-    """A mixer's family (what it is built on) and the size of its state, counted by stepping."""
+    """A mixer's family (the engine it uses) and the size of its state, counted by stepping."""
     config = compose([f"mixer={mixer}"])
     make = hydra.utils.instantiate(config.mixer, _convert_="all")
     if isinstance(make, list):
@@ -44,13 +44,13 @@ def facts(mixer: str) -> list[str]:
     made = make(d_model=config.model.d_model)
     kind = type(made)
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
-    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "of its own")
+    family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "no shared engine")
     elements, _ = made.state_size(512)
     return [f"Family: {family}. State: {elements:,} elements per layer at n=512 and d_model={config.model.d_model}."]
 
 
 def describe(path: Path) -> str:
-    """The docstring of what a yaml's `_target_` names, read without importing it; else the yaml's leading comment."""
+    """The docstring of a yaml's `_target_`, read without importing it; without one, the yaml's leading comment."""
     target = OmegaConf.select(OmegaConf.load(path), "_target_")
     if target is None:
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recall_lab import folders
 from recall_lab.checks import require
-from recall_lab.cli.base import compose, parse
+from recall_lab.cli.base import compose, parse, part_of
 from recall_lab.files import CONF, write_json
 from recall_lab.folders import FORMAT, Config, flatten
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
@@ -24,14 +24,13 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
     """Runs the probes on one run, or on every finished run of a sweep, and makes the report again. The exit status is
     1 where a run or a probe failed.
 
-    What the overrides name replaces the run's own settings. A new mixer keeps what the run had set of the options that
-    all mixers share.
+    The overrides replace the run's own settings. Another mixer keeps the run's values of the options that all mixers
+    share.
     """
     overrides = parse(words)
     for override in overrides:
-        part = override.key_or_group.partition(".")[0].partition("/")[0]
         require(
-            part in CHANGEABLE,
+            part_of(override.key_or_group) in CHANGEABLE,
             f"{override.key_or_group}: of a finished run only probe, mixer and test can be changed",
         )
         several = f"{override.input_line}: has several values; run the command once for each"
@@ -59,7 +58,7 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
 
 
 def _probe_run(run: Path, words: list[str], overrides: list[Override], config_dir: str | None) -> int:
-    """Probes one run and writes its rows to a file of their own; the same question asked again replaces its answer."""
+    """Probes one run and writes the rows to a file of their own, which repeating the same probe replaces."""
     from recall_lab import machine
     from recall_lab.building import build
     from recall_lab.runner import logging_to
@@ -104,7 +103,7 @@ def _refuse_without_effect(given: set[str], probes: bool, swapped: bool) -> None
 def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
     """The run's settings with what the overrides replace.
 
-    Of `test` single keys are replaced; of `probe` all; of `mixer` single keys, or all if the override names a mixer.
+    In `test` single keys are replaced, in `probe` all; in `mixer` single keys, or all if the mixer is another one.
     """
     given = {override.key_or_group: override for override in overrides}
     before = trained["choice"]["mixer"]
@@ -113,7 +112,7 @@ def changed(trained: Config, words: list[str], overrides: Iterable[Override], co
                                                if o.key_or_group != "mixer")], config_dir), resolve=True)  # fmt: skip
     assert isinstance(composed, dict)
     config = dict(trained)
-    parts = {key.partition(".")[0].partition("/")[0] for key in given}
+    parts = {part_of(key) for key in given}
     if "probe" in parts:
         config["probe"] = composed["probe"]
     if "test" in parts:

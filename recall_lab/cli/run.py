@@ -24,10 +24,7 @@ from recall_lab.checks import require
 from recall_lab.cli.base import PLACEMENT, parse, refuse, resolved, sized
 from recall_lab.files import CONF
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
-from recall_lab.sweep import ENVIRONMENT, Sweep, current
-
-WORKER_OF = "RECALL_LAB_PID"
-"""Environment variable with the process id of the command, by which its workers know that they are workers."""
+from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
 
 class Preflight(Callback):
@@ -38,7 +35,7 @@ class Preflight(Callback):
     """Whether this command ends with a report."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Of a single run; exits with status 2 where something is wrong."""
+        """Called by Hydra before a single run and before a sweep; exits with status 2 for settings that are refused."""
         try:
             HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
             overrides = parse(config.hydra.overrides.task)
@@ -93,7 +90,7 @@ def app(config: DictConfig) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status: 0 only if every run of this command is finished."""
+    """Runs the command. Returns the exit status: 0 only if every run of this command is finished."""
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
     # argparse, within Hydra, accepts no option between overrides.
@@ -137,7 +134,7 @@ def with_options_swept(words: Iterable[str]) -> list[str]:
 
 
 def _launch() -> int:
-    """Runs the Hydra app, again for as long as worker processes are killed and runs remain that may be tried again."""
+    """Runs the Hydra app, and runs it again if a worker process was killed while there are runs to try again."""
     traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors arrive here instead of being printed by Hydra
     old = signal.signal(signal.SIGTERM, _stop_all)
@@ -151,10 +148,10 @@ def _launch() -> int:
             except BrokenExecutor:
                 if _started() == started:
                     return 0 if Preflight.sweep else 1  # `finish` names the runs
-                print_line("a worker process was killed; going on with the remaining runs")
+                print_line("a worker process was killed; continuing with the remaining runs")
     except KeyboardInterrupt as error:
         number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
-        print_error("interrupted; the same command goes on from here")
+        print_error("interrupted; the same command resumes the runs")
         return 128 + int(number)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
@@ -176,7 +173,7 @@ def _started() -> int:
 
 
 def _stop_all(number: int, frame: FrameType | None) -> None:
-    """The signal handler while workers work: they save checkpoints before this process ends; a second one ends it."""
+    """The first signal makes all runs save checkpoints before this process ends; a second signal ends it at once."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)
     if Preflight.sweep is not None:
@@ -185,8 +182,8 @@ def _stop_all(number: int, frame: FrameType | None) -> None:
 
 
 def finish(sweep: Sweep, wanted: bool) -> int:
-    """The last words of a command, and its exit status: warnings, each once; the report, where one is wanted and
-    possible; every run that is not finished, one line each."""
+    """Ends a command and returns its exit status. Prints each warning once, makes the report if it is wanted and there
+    are rows, and prints one line for every run that is not finished."""
     code = 0
     last = sweep.last()
     for line in dict.fromkeys(line for event in last.values() if event["event"] == "finished"

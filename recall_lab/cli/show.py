@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recall_lab.checks import require, whole_number
-from recall_lab.cli.base import compose, parse
+from recall_lab.cli.base import compose, parse, part_of
 from recall_lab.task.base import IGNORE, Batch, Task
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
@@ -20,9 +20,8 @@ def show(overrides: list[str], sequences: int = 1, seed: int = 0, config_dir: st
     """
     whole_number("--n", sequences)
     for override in parse(overrides):
-        part = override.key_or_group.partition(".")[0].partition("/")[0]
         require(
-            part in ("task", "experiment", "size"),
+            part_of(override.key_or_group) in ("task", "experiment", "size"),
             f"{override.key_or_group} has no effect: show prints an example of a task (task=…, task.length=…); "
             "`recall-lab list mixers` describes the mixers",
         )

@@ -13,17 +13,17 @@ from recall_lab.results import average
 
 METRIC = "accuracy_by_"
 VALUES = 16
-"""Distinct values of a factor up to which each has its own point. More of them, and means of bins that differ from cell
-to cell, are put into half octaves, or into tenths where no value exceeds 1."""
+"""Largest number of distinct values of a factor that are drawn as points of their own. More values, and fractional ones
+such as means of bins, are binned: by half octaves of value + 1, or by tenths if no value exceeds 1."""
 
-LAWS = {"rebindings": ("dashed: all values of a key weigh alike", lambda times: 1 / (1 + times))}
-"""Closed form of the accuracy by factor, and what it describes."""
+LAWS = {"rebindings": ("dashed: equal weight on all\nvalues of a key", lambda times: 1 / (1 + times))}
+"""Factor → note in the legend, and closed form of the accuracy as a function of the factor."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("accuracy_by_FACTOR_TASK", figure) for every factor by which the probe retrieval split its answers.
+    """Yields ("accuracy_by_FACTOR_TASK", figure) for every factor by which the probe retrieval split its answers.
 
-    All test cells of a run are pooled and each answer counts once. Band: interval, for points with at least
+    The answers of all test cells of a run are pooled, each with equal weight. Band: interval, for points with at least
     `style.FEW` answers.
     """
     split = table[table["metric"].str.startswith(METRIC)]
@@ -54,10 +54,10 @@ def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
 
 
 def _pooled(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
-    """Accuracy per series and value of the factor; the points' x is the mean of the values in a bin."""
+    """Accuracy per series and value or bin of the factor; the column `factor` holds the mean value in the bin."""
     values = rows[factor]
-    whole = (values == values.round()).all()
-    if values.nunique() <= VALUES and (whole or values.max() <= 1):
+    integers = (values == values.round()).all()
+    if values.nunique() <= VALUES and (integers or values.max() <= 1):
         level = values
     else:
         level = values.round(1) if values.max() <= 1 else np.floor(2 * np.log2(values.clip(lower=0) + 1))

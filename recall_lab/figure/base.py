@@ -1,4 +1,4 @@
-"""What figures need of a table: names of series along an axis, panels for what varies, series that coincide, notes."""
+"""Operations on tables that figures share: series along an axis, panels per parameter, equal series, notes."""
 
 from collections.abc import Sequence
 
@@ -10,31 +10,31 @@ from recall_lab.figure import style
 
 
 def along(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
-    """The table with its series named anew: settings in `axis` are an axis of the figure, not part of a name.
+    """The table with series names that leave out the settings in `axis`, over which the figure draws its series.
 
-    Neither are settings that were chosen on validation (table.attrs["selected"]): at each point of the axis a series
-    has one value of them.
+    Settings that were chosen on validation (table.attrs["selected"]) are left out too: at each point of the axis a
+    series has only one value of them.
     """
     selected = table.attrs.get("selected", results.SELECTED)
     return table.assign(series=results.series(table, axis=(*axis, *selected))) if len(table) else table
 
 
 def by_width(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
-    """`along` the axis and the width of a key. The width of a value goes with it where the two are always equal."""
+    """`along` the axis and the width of a key. The width of a value is left out as well if it always equals d_key."""
     return along(table, "oracle.d_key", "mixer.d_key", *axis)
 
 
 def totals(rows: pd.DataFrame, keys: list[str], columns: list[str]) -> pd.DataFrame:
-    """One row per combination of the keys: sums of the columns, and the settings of the run."""
+    """One row per combination of values of `keys`: sums of `columns`, and the other columns of the first such row."""
     sums = rows.groupby(keys)[columns].sum().reset_index()
     dropped = {*columns, "low", "high"} & set(rows)
     return rows.drop_duplicates(keys).drop(columns=list(dropped)).merge(sums, on=keys)
 
 
 def free(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """The task's parameters (columns `task.…`) that take several values at one point of the axes.
+    """The task's parameters (columns `task.…`) that take several values at the same point of the axes.
 
-    A figure over these axes gives each combination of them a panel: cells of a test are not replicates.
+    A figure over these axes needs one panel per combination of them, because different cells are not replicates.
     """
     parameters = [name for name in rows if name.startswith("task.") and name not in axes and rows[name].nunique() > 1]
     if not parameters:
@@ -44,7 +44,7 @@ def free(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
 
 def facets(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """The rows of every combination of those columns, in order, under a title "pairs = 4, haystack = noise"."""
+    """Title such as "pairs = 4, haystack = noise" → rows, for every combination of values of the columns in `names`."""
     if not names:
         return {"": rows}
     found = {}
@@ -60,9 +60,9 @@ def _text(value: object) -> str:
 
 
 def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
-    """The first of every group of series whose values coincide at every point of `by`, with a label that names all.
+    """Groups series whose values are equal (up to `tolerance`) at every point of `by`: first series → label with all.
 
-    One line then stands for the group. In the order of a legend.
+    A figure draws one line per group. The order is that of the legend.
     """
     values = rows.pivot_table(index="series", columns=by, values="value")
     groups: dict[str, list[str]] = {}
@@ -77,10 +77,10 @@ def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[st
 
 
 def replicates(points: pd.DataFrame, drawn: str = "") -> str:
-    """The note on points: over how many seeds each is the mean, and which interval is drawn (as a band, as bars)."""
+    """The note on averaged points: over how many seeds, and which interval `drawn` shows ("band", "bars"; "": none)."""
     least, most = int(points["runs"].min()), int(points["runs"].max())
     interval = (points["high"] > points["low"]).any()
     if most == 1:
-        return f"one seed; {drawn}: 95 % over answers" if drawn and interval else "one seed"
+        return f"one seed; {drawn}: 95 % interval over answers" if drawn and interval else "one seed"
     count = f"{least}" if least == most else f"{least} to {most}"
     return f"mean of {count} seeds" + (f"; {drawn}: {results.interval_name(points['runs'])}" if drawn else "")

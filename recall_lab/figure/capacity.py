@@ -1,4 +1,4 @@
-"""Capacity: top-1 and error of read-outs of random pairs as their number grows, measured and predicted."""
+"""Capacity: top-1 and error of the read-out of random pairs versus their number, measured and predicted."""
 
 from collections.abc import Iterator
 
@@ -15,10 +15,10 @@ LABELS = {"top1": "top-1 of the read-out", "error": "squared error / ‖v‖²"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("capacity", figure) where the oracle's keys were read: top-1 and error over pairs/d_key, one column per d_key.
+    """Yields ("capacity", figure) if the table has keyed read-outs of the oracle (state_retention).
 
-    Points: mean over seeds; bars: interval; thick lines: the closed form, where one holds (see `laws`). Points without
-    a law are joined. Series that coincide everywhere share one line.
+    Top-1 and error over pairs/d_key, one column per d_key. Points: mean over seeds; bars: interval; thick lines: closed
+    form where one exists (see `laws`), else thin lines join the points. Series that are equal everywhere share a line.
     """
     rows = laws.readings(table)
     if rows.empty:
@@ -56,7 +56,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _series(ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, look: style.Look, width: float) -> None:
-    """Points with bars, and the law through them; points without a law are joined by a thin line."""
+    """Draws points with bars and the closed form; without one, a thin line joins the points."""
     x = line["pairs"] / width
     n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))
     found = [law.mean(metric, count) for count in n.tolist()] if law else []
@@ -71,7 +71,7 @@ def _series(ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, loo
 
 
 def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
-    """log₂ load, ticked at powers of two; top-1 from 0 to 1, the error linear below .1 and logarithmic above."""
+    """x: pairs/d_key, on a log₂ axis with ticks at powers of two. y: top-1 from 0 to 1, or error, linear below 0.1."""
     ax.set_xscale("log", base=2)
     if len(load):
         ax.xaxis.set_major_locator(FixedLocator(sorted(2.0 ** np.unique(np.round(np.log2(load))))))

@@ -1,4 +1,4 @@
-"""Cost against length, on axes where a power law is a straight line and its exponent the slope."""
+"""Cost versus sequence length, on log-log axes: a power law is a straight line whose slope is its exponent."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,17 @@ from recall_lab.results import average
 from recall_lab.theory import fits
 
 PANELS = {
-    "prefill_flops": "FLOPs of a prefill",
+    "prefill_flops": "FLOPs of prefill",
     "decode_flops": "FLOPs of one decode step",
     "state_bytes": "state size (bytes)",
-    "prefill_seconds": "time of a prefill (s)",
+    "prefill_seconds": "time of prefill (s)",
     "decode_seconds": "time of one decode step (s)",
 }
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("cost", figure) where the probe cost was run: one panel per kind of cost, summed over layers, at the largest
-    d_key; the legend gives the fitted exponents of n in the order of the panels."""
+    """Yields ("cost", figure) if the probe cost was run: one panel per kind of cost, summed over layers, at the largest
+    d_key. The legend lists the fitted exponents of n in the order of the panels."""
     if not {"length", "d_key"} <= set(table):
         return
     rows = table[table["metric"].isin(PANELS) & table["length"].notna()]
@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     panels = [metric for metric in PANELS if metric in set(total["metric"])]
     looks = style.looks(total["series"])
     labels = {name: f"{name}: {_exponents(points, name, panels)}" for name in looks}
-    title = f"exponents of n, panel by panel\n{base.replicates(points)}, d_key = {rows['d_key'].max():.0f}"
+    title = f"exponents of n, in panel order\n{base.replicates(points)}, d_key = {rows['d_key'].max():.0f}"
     parts = style.blocks(looks)
     lines = 2 if len(panels) > 3 else 1
     columns = -(-len(panels) // lines)

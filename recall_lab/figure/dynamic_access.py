@@ -1,4 +1,4 @@
-"""Dynamic access: how many directions of weights a query can choose among, and how near it comes to any one token."""
+"""Dynamic access: the rank of the weights over all queries, and how close a query comes to selecting one token."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from recall_lab.figure import base, style
 from recall_lab.results import average
 from recall_lab.theory import access
 
-LABELS = {"rank": "rank of the query → weights map", "one_hot_residual": "one-hot residual, mean over tokens"}
+LABELS = {"rank": "rank of the map from query to weights", "one_hot_residual": "one-hot residual, mean over tokens"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("dynamic_access", figure) where that probe was run: rank and one-hot residual over the number of tokens in the
-    history, one row of panels per key width. Grey: the bounds min(n, d_key) and 1 − d_key/n of any read-out that is
-    linear in the query."""
+    """Yields ("dynamic_access", figure) if that probe was run: rank and one-hot residual over the number of tokens in
+    the history, one row of panels per d_key. Grey: min(n, d_key), the upper bound of the rank, and 1 − d_key/n, the
+    lower bound of the residual, for any read-out that is linear in the query."""
     if "tokens" not in table:
         return
     rows = base.by_width(table[table["metric"].isin(LABELS) & table["tokens"].notna()], "oracle.pairs")
@@ -59,7 +59,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _bound(ax: Axes, metric: str, tokens: pd.Series, width: float) -> None:
-    """The bound of a read-out linear in the query, with its formula."""
+    """Draws the bound for a read-out that is linear in the query, with its formula."""
     n = np.geomspace(tokens.min(), tokens.max(), 200)
     bound, text = {
         "rank": (access.rank(n, width), f"min(n, {width:.0f})"),

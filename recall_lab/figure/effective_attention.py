@@ -12,15 +12,15 @@ from matplotlib.figure import Figure
 from recall_lab.figure import style
 
 ACROSS = 6
-"""Panels in a row."""
+"""Most panels per row."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("effective_attention_TASK", figure) per task: A of the first sequence of the first seed, queries downwards and
-    tokens to the right; one panel per series and head, one row of panels per layer.
+    """Yields ("effective_attention_TASK", figure) per task: A of the first sequence of the smallest seed.
 
-    Weights are signed, on one diverging map centred at zero, scaled by the 99.5th percentile of |A| in each panel.
-    Circles: the position that holds the answer to a query; ticks at the right mark the queries that have one.
+    Queries run downwards, tokens to the right; one panel per series and head, layers below each other. Signed weights
+    have a diverging colour map centred at zero, scaled by the 99.5th percentile of |A| in each panel. Circles: the
+    position that holds the answer to a query; triangles at the right: queries that have an answer.
     """
     if not {"query", "token"} <= set(table):
         return
@@ -61,7 +61,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
             ScalarMappable(Normalize(-1, 1), "RdBu_r"), ax=list(axes.flat), shrink=0.7, ticks=[-1, 0, 1]
         )
         bar.ax.set_yticklabels(["−", "0", "+"])
-        bar.set_label("weight / largest")
+        bar.set_label("weight (scaled per panel)")
         marked = (part["source"] >= 0).any() and not (part["source"] >= 0).all()
         title = f"{task}: effective attention" + ("\ncircles: position of the answer" if marked else "")
         if "block" in part and part["block"].max() > 1:
@@ -71,7 +71,7 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
 
 
 def _panel(ax: Axes, run: pd.DataFrame) -> None:
-    """The weights as an image. One cell is one position, or a block of them where the probe thinned the matrix."""
+    """Draws the weights as an image. A cell is one pair of positions, or of blocks if the probe thinned the matrix."""
     block = int(run["block"].iloc[0]) if "block" in run and run["block"].notna().all() else 1
     cell = run[["query", "token"]].astype(int) // block
     size = int(cell.to_numpy().max()) + 1

@@ -1,4 +1,4 @@
-"""Error against top-1: the mechanism with the smaller error need not recall more pairs."""
+"""Top-1 versus error: the mechanism with the smaller error does not always recall more pairs."""
 
 from collections.abc import Iterator
 
@@ -14,8 +14,8 @@ LEAST = 0.01
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("error_vs_top1", figure) where the oracle's keys were read: one path per series as the number of pairs grows,
-    error on x and top-1 on y, one panel per d_key. Up and to the left is better."""
+    """Yields ("error_vs_top1", figure) if the table has keyed read-outs of the oracle: one path per series as the
+    number of pairs grows, error on x and top-1 on y, one panel per d_key. Up and to the left is better."""
     rows = laws.readings(table)
     if rows.empty:
         return
@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     at = ["series", "oracle.d_key", "pairs"]
     top1, error = (average(rows[rows["metric"] == metric], at) for metric in ("top1", "error"))
     both = top1.merge(error, on=at, suffixes=("_top1", "_error")).sort_values("pairs")
-    title = f"pairs grow along a path\nerrors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
+    title = f"along a path: more pairs\nerrors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
     parts = style.blocks(shown)
     height = max(3.9, *(style.legend_height([shown[name] for name in part], title) for part in parts))
     with style.style():
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_xscale("log")
                 style.accuracy_axis(ax)
                 ax.set_xlim(LEAST / 1.3, None)
-                ax.set_title(f"d_key = {width:.0f}; large: {2 * width:.0f} pairs")
+                ax.set_title(f"d_key = {width:.0f}; large marker: {2 * width:.0f} pairs")
             row[0].set_ylabel("top-1 of the read-out")
             style.legend(row[-1], {name: shown[name] for name in part}, looks, title)
         for ax in axes[-1]:
@@ -49,7 +49,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _path(ax: Axes, line: pd.DataFrame, look: style.Look, marked: float) -> None:
-    """The path, its point at `marked` pairs drawn large."""
+    """Draws the path, with a larger marker at `marked` pairs."""
     x, y = line["mean_error"].clip(lower=LEAST), line["mean_top1"]
     ax.plot(x, y, color=look.colour, linewidth=1, alpha=0.55)
     large = line["pairs"] == marked

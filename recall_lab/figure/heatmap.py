@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 
 def cells(ax: Axes, table: pd.DataFrame) -> None:
-    """Shares as cells from 0 to 100 % with their numbers, first row at the bottom; blank where nothing was measured."""
+    """Draws shares in per cent with their numbers, the first row of the table at the bottom. NaN gives a blank cell."""
     sns.heatmap(
         100 * table, ax=ax, vmin=0, vmax=100, cmap="viridis", annot=True, fmt=".0f", cbar=False,
         annot_kws={"fontsize": "small"},

@@ -1,4 +1,4 @@
-"""Which closed form of recall_lab.theory predicts a run of the oracle: read from the run's mechanism and settings."""
+"""The closed form of recall_lab.theory that predicts a run of the oracle, chosen by its mechanism and settings."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,8 @@ FAMILY = {
     "heavy_hitter": "budget",
     "merging": "budget",
 }
-"""What a mechanism computes at gates that write everything: S ← γ S + k vᵀ (sum), S ← S + β k (v − Sᵀk)ᵀ (delta), the
-least-squares map, or softmax over a bounded cache. A mechanism that is missing here is drawn without a law."""
+"""Mechanism → its family at gates that write every pair completely: S ← γ S + k vᵀ (sum), S ← S + β k (v − Sᵀk)ᵀ
+(delta), the least-squares map, or softmax over a bounded cache (budget). Other mechanisms are drawn without a law."""
 
 ASSUMED = {
     "oracle.centered": False,
@@ -40,7 +40,7 @@ ASSUMED = {
     "mixer.feature_map": "identity",
     "mixer.normalizer": False,
 }
-"""Settings under which the laws hold. Decay, write strength and the distribution of keys vary within them."""
+"""Values of settings that all laws assume. Decay, write strength and key distribution are parameters of the laws."""
 
 RETENTION = 1 - 2.0**-5
 """γ of RetNet's first head; the oracle has one head."""
@@ -55,13 +55,18 @@ class Law:
     d_value: int
     candidates: int
     gamma: float
+    """Decay per step, γ."""
     beta: float
+    """Write strength of the delta rule, β."""
     cosine: float
+    """Mean cosine of two keys."""
     variance: float
+    """Variance of the cosine of two keys."""
     budget: float | None
+    """Number of cache slots; None for a mechanism without a budget."""
 
     def by_age(self, metric: str, age: np.ndarray, n: int) -> Numbers | None:
-        """top1, error or cosine of the read-out of a pair of that age after n pairs; None where there is no law."""
+        """top1, error or cosine of the read-out of a pair at each age, after n pairs; None if there is no law."""
         sizes = (self.d_key, self.d_value, self.candidates)
         if self.family == "sum" and self.gamma == 1:
             found = {
@@ -87,7 +92,7 @@ class Law:
         return None if law is None else np.broadcast_to(law, age.shape)
 
     def mean(self, metric: str, n: int) -> float | None:
-        """top1 or error averaged over the pairs, of which at most 32 ages, evenly spaced, are computed."""
+        """top1 or error, averaged over at most 32 evenly spaced ages of the n pairs; None if there is no law."""
         if self.family == "least squares":
             return float(least_squares.error(n, self.d_key)) if metric == "error" else None
         if self.family == "budget":
@@ -99,7 +104,7 @@ class Law:
         return None if law is None else float(np.mean(law))
 
     def lifetime(self) -> float | None:
-        """Age up to which a pair is typically recalled: under a decay, or by the delta rule at β = 1."""
+        """Age up to which a pair is typically recalled, for sums with decay and the delta rule at β = 1; else None."""
         sizes = (self.d_key, self.d_value, self.candidates)
         if self.family == "sum" and self.gamma < 1:
             return float(decay.lifetime(self.gamma, *sizes))
@@ -107,7 +112,7 @@ class Law:
 
 
 def law(run: pd.Series) -> Law | None:
-    """The law of a run, from one of its rows; None where no closed form holds."""
+    """The law of a run, from one of its rows; None if no closed form holds."""
     family = FAMILY.get(run["mixer"].split("/")[0])
     if family is None or any(_value(run, name, at) != at for name, at in ASSUMED.items()):
         return None
@@ -132,7 +137,7 @@ def law(run: pd.Series) -> Law | None:
 
 
 def _gamma(run: pd.Series) -> float:
-    """The decay per step: the oracle's, else the mechanism's own where it is fixed, else 1."""
+    """The decay per step γ: the one given to the oracle, else the one that the mechanism's option fixes, else 1."""
     given = _value(run, "oracle.gates.log_decay", None)
     if given is not None:
         return float(np.exp(given))
@@ -146,7 +151,7 @@ def _value(run: pd.Series, name: str, default: Any) -> Any:
 
 
 def readings(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows top1 and error of the oracle's keyed read-outs, series named without the widths; empty if there are none."""
+    """Rows top1 and error of the oracle's keyed read-outs; series are named without d_key and the number of pairs."""
     if "oracle.d_key" not in table or "pairs" not in table:
         return table[:0]
     rows = table[table["metric"].isin(["top1", "error"]) & table["oracle.d_key"].notna() & table["pairs"].notna()]

@@ -9,16 +9,16 @@ from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 
 ACROSS = 8
-"""Heat maps in a row."""
+"""Most heat maps per row."""
 DEPTH, LENGTH = "task.depth", "task.length"
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("needle", figure) where needles were tested at several depths: depth × length, one column per series, one row
-    per haystack and whatever else varies.
+    """Yields ("needle", figure) if needle was tested at several depths: heat maps of depth × length, one column per
+    series, one row per haystack and combination of other parameters that vary.
 
-    Cells: mean accuracy over seeds in per cent. All panels show the same cells, blank where a series was not tested.
-    White line: longest length that the series was trained on.
+    Cells: mean accuracy over seeds in per cent. All heat maps have the same cells, blank where a series was not tested.
+    White line: the longest length in training.
     """
     if not {DEPTH, LENGTH} <= set(table):
         return
@@ -55,6 +55,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_xlabel("length n")
         heatmap.colour_bar(made, axes)
         made.suptitle(
-            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length trained on"
+            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length in training"
         )
     yield "needle", made

@@ -12,16 +12,16 @@ from recall_lab.results import summarise
 from recall_lab.theory import linear_attention
 
 ACROSS = 6
-"""Heat maps in a row."""
+"""Most heat maps per row."""
 WIDTH, PAIRS = "mixer.d_key", "task.pairs"
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("recall_phase_diagram", figure) where mqar was tested at several numbers of pairs with several widths of a key:
-    one heat map per series, the mean accuracy over seeds in per cent.
+    """Yields ("recall_phase_diagram", figure) if mqar was tested at several numbers of pairs and several d_key: one
+    heat map per series with the mean accuracy over seeds in per cent.
 
-    Red, for a state of fixed size: capacity for random keys and V/2 candidates, of linear attention (solid) and of
-    least squares, n = d_key (dashed). Trained keys can do better than random ones. White: most pairs trained on.
+    Red, for a state of fixed size: capacity with random keys and V/2 candidates, of linear attention (solid) and of
+    least squares, n = d_key (dashed). Trained keys can exceed both. White: the largest number of pairs in training.
     """
     if not {WIDTH, PAIRS, "task.vocab"} <= set(table):
         return
@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 line[0].set_ylabel(f"{title}\npairs".strip())
         heatmap.colour_bar(made, axes)
         made.suptitle(
-            f"mqar: accuracy by pairs and width of a key, {base.replicates(points)}; white: most pairs trained on\n"
+            f"mqar: accuracy by pairs and width of a key, {base.replicates(points)}; white: most pairs in training\n"
             "red: capacity for random keys, of linear attention (solid) and of least squares (dashed)",
             fontsize="medium",
         )
@@ -61,7 +61,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _lines(ax: Axes, run: pd.DataFrame, widths: np.ndarray, pairs: np.ndarray) -> None:
-    """The most pairs trained on, and the predicted capacities where the state has a fixed size."""
+    """Draws the largest number of pairs in training and, for a state of fixed size, the predicted capacities."""
     trained = run.loc[run["split"] == "validation", PAIRS].max()
     if not pd.isna(trained):
         ax.axhline((pairs <= trained).sum(), color="white", linewidth=2)
@@ -73,7 +73,7 @@ def _lines(ax: Axes, run: pd.DataFrame, widths: np.ndarray, pairs: np.ndarray) -
     if "mixer.d_value" not in run or (run["mixer.d_value"].fillna(run[WIDTH]) == run[WIDTH]).all():
         laws.append((np.asarray(linear_attention.capacity(fine, fine, run["task.vocab"].max() / 2)), "-"))
     for capacity, style_of_line in laws:
-        # Cell i spans i to i + 1, so that its value stands at i + 1/2.
+        # Cell i spans i to i + 1, so its centre, i + 1/2, has the value of its row or column.
         x = np.interp(np.log(fine), np.log(widths), np.arange(len(widths)) + 0.5)
         y = np.interp(np.log(np.maximum(capacity, 1e-9)), np.log(pairs), np.arange(len(pairs)) + 0.5, -9, 99)
         inside = (y >= 0) & (y <= len(pairs))

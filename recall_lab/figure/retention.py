@@ -1,4 +1,4 @@
-"""Retention: what is left of a pair as others are written after it, by its age."""
+"""Retention: how well a pair is recalled, versus its age, as others are written after it."""
 
 from collections.abc import Iterator
 
@@ -14,12 +14,12 @@ LABELS = {"top1": "top-1 of the read-out", "cosine": "cosine of read-out and val
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("retention_TASK_dWIDTH", figure) per task (the oracle counts as one) and key width: top-1 and cosine of keyed
-    read-outs by age, at the largest number of pairs written.
+    """Yields ("retention_TASK_dWIDTH", figure) per task (the oracle counts as one) and d_key: top-1 and cosine of keyed
+    read-outs versus age, at the last position measured.
 
-    Bands: interval, for points with at least `style.FEW` reads. Dashed: the closed form, for runs of the oracle
-    that have one. On the axis, filled triangles: age at which the measured curve first falls to half of its start;
-    hollow ones: predicted lifetime of a pair.
+    Bands: interval, for points with at least `style.FEW` answers. Dashed: closed form, for runs of the oracle that have
+    one. Triangles on the x axis, filled: half-life, the age at which the measured curve first falls below half of its
+    first value; hollow: predicted lifetime of a pair.
     """
     if not {"age", "d_key", "position"} <= set(table):
         return
@@ -35,11 +35,11 @@ def _figure(part: pd.DataFrame, title: str) -> Figure:
     shown = base.alike(part, ["metric", "layer", "age"])
     looks = style.looks(shown)
     points = average(part, ["series", "metric", "layer", "age"])
-    reads = part.groupby(["series", "metric", "layer", "age"])["count"].sum().rename("reads").reset_index()
-    points = points.merge(reads, on=["series", "metric", "layer", "age"])
-    points["band"] = points["reads"] >= style.FEW
-    note = f"{base.replicates(points[points['band']], 'band') if points['band'].any() else 'no band: few reads'}\n"
-    note += "dashed: theory\ntriangles: half-life,\nhollow: predicted lifetime"
+    answers = part.groupby(["series", "metric", "layer", "age"])["count"].sum().rename("answers").reset_index()
+    points = points.merge(answers, on=["series", "metric", "layer", "age"])
+    points["band"] = points["answers"] >= style.FEW
+    note = f"{base.replicates(points[points['band']], 'band') if points['band'].any() else 'no band: few answers'}\n"
+    note += "dashed: theory\nfilled triangle: half-life\nhollow: predicted lifetime"
     parts = style.blocks(shown)
     height = max(3.4 * len(layers), *(style.legend_height([shown[name] for name in one], note) for one in parts))
     with style.style():
@@ -59,13 +59,13 @@ def _figure(part: pd.DataFrame, title: str) -> Figure:
                     ax.set_ylabel(LABELS[metric] + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
             style.legend(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
         for ax in axes[-1]:
-            ax.set_xlabel("age + 1 (tokens since the pair, its own included)")
+            ax.set_xlabel("age + 1 (tokens since the pair, inclusive)")
         made.suptitle(f"{title}, {part['pairs'].max():.0f} pairs")
     return made
 
 
 def _curve(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
-    """The curve of a series, its band, and the triangle at its half-life."""
+    """Draws the curve of a series, its band, and the triangle at its half-life."""
     age = line["age"] + 1
     ax.plot(age, line["mean"], color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.2, clip_on=False)
     low, high = line["low"].where(line["band"]), line["high"].where(line["band"])
@@ -78,7 +78,7 @@ def _curve(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
 
 
 def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look) -> None:
-    """The closed form of a run of the oracle over the ages measured, and the triangle at the predicted lifetime."""
+    """Draws the closed form for a run of the oracle, over the measured ages, and the triangle at the lifetime."""
     law = laws.law(run) if "oracle.d_key" in run and not pd.isna(run["oracle.d_key"]) else None
     if law is None:
         return
@@ -92,9 +92,9 @@ def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look
 
 
 def _half(age: np.ndarray, value: np.ndarray) -> float | None:
-    """Age at which the curve first falls to half of its first value, linear in log age.
+    """Age at which the curve first falls below half of its first value, interpolated linearly in log(age).
 
-    None if it never does, or starts below 1/2.
+    None if it never does, or if its first value is below 1/2.
     """
     level = value[0] / 2
     below = np.flatnonzero(value < level)

@@ -1,4 +1,4 @@
-"""Retrieval: accuracy over the sequence length, and over every other parameter of the task that was varied."""
+"""Retrieval: accuracy over the sequence length, and over every other numeric parameter of the task that varies."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from recall_lab.results import SCORES, summarise
 
 LENGTH = "task.length"
 PANELS = 12
-"""Most panels of one figure. With more combinations of parameters, accuracy is averaged over those in the title."""
+"""Most panels per figure. With more, accuracy is averaged over some parameters, which the title names."""
 ACROSS = 4
-"""Panels in a row."""
+"""Most panels per row."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("retrieval_TASK", figure) per task: accuracy per scored token (R² for continuous answers) over the length n; and
-    ("retrieval_TASK_by_PARAMETER", figure) for every number that varies at one length: pairs, depth, data …
+    """Yields ("retrieval_TASK", figure) per task: accuracy per scored token (R² if targets are continuous) over n; and
+    ("retrieval_TASK_by_PARAMETER", figure) for every numeric parameter that varies at one length: pairs, depth, data …
 
     One line per series, with the interval over seeds as a band; one panel per combination of the other parameters that
-    vary. The legend gives the size of the state at the longest sequence.
+    vary. The legend gives the number of elements of the state at the longest sequence.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
@@ -47,7 +47,10 @@ def _is_number(column: pd.Series) -> bool:
 
 
 def _over_length(task: str, part: pd.DataFrame, test: pd.DataFrame, varied: list[str]) -> Figure:
-    """Over n: a panel per value of what varies at one length, or, where that leaves single points, its average."""
+    """Accuracy over n: one panel per combination of the parameters that vary at one length.
+
+    Averaged over the numeric ones if there would be too many panels, or a panel with a single point.
+    """
     names = base.free(test, [LENGTH])
     panels = base.facets(part, names)
     if len(panels) > PANELS or any(_tested(rows)[LENGTH].nunique() < 2 for rows in panels.values()):
@@ -58,7 +61,7 @@ def _over_length(task: str, part: pd.DataFrame, test: pd.DataFrame, varied: list
 
 
 def _over(task: str, part: pd.DataFrame, test: pd.DataFrame, axis: str) -> Figure | None:
-    """Over another parameter: a panel per combination of all others that vary, if it has at least two points."""
+    """Accuracy over the parameter `axis`: one panel with two points or more per combination of the others."""
     names = [n for n in test if n.startswith("task.") and n != axis and test[n].nunique() > 1]
     averaged = []
     while True:
@@ -82,7 +85,7 @@ def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: lis
     looks = style.looks(points["series"])
     labels = _labels(everything, list(looks))
     label = axis.removeprefix("task.")
-    note = f"{base.replicates(points, 'band')}\nin brackets: state size (elements)"
+    note = f"{base.replicates(points, 'band')}\nin brackets: elements of the state"
     parts = style.blocks(looks)
     columns = min(len(panels), ACROSS)
     lines = -(-len(panels) // columns)
@@ -111,7 +114,7 @@ def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: lis
 
 
 def _labels(part: pd.DataFrame, names: list[str]) -> dict[str, str]:
-    """Every series with the size of its state at the longest sequence, and with that length where it matters."""
+    """Series → label with the size of its state at the longest sequence, and that length if the size varies."""
     state = part[(part["metric"] == "state_elements") & (part["split"] == "test")]
     labels = {}
     for name in names:
@@ -127,7 +130,7 @@ def _labels(part: pd.DataFrame, names: list[str]) -> dict[str, str]:
 
 
 def _panel(ax: Axes, part: pd.DataFrame, axis: str, looks: dict[str, style.Look]) -> None:
-    """Accuracy over the axis for the shown series; shaded: the values trained on; dotted: chance."""
+    """Draws accuracy over the axis for the series in `looks`; shaded: values in training; dotted: chance."""
     points = summarise(part, ["series", axis])
     style.lines(ax, points, axis, looks)
     trained = part.loc[part["split"] == "validation", axis].dropna()

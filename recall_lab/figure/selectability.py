@@ -1,4 +1,4 @@
-"""Selectability: the share of random subsets of the past tokens that some query can single out."""
+"""Selectability: the share of random subsets of the past tokens that some query can select."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from recall_lab.results import average
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("selectability", figure) where subsets were tried: share selected over the size of the subset, at the largest
-    number of tokens, one panel per key width. Bars: interval."""
+    """Yields ("selectability", figure) if dynamic_access tried subsets: the share of them that some query selects, over
+    their size, at the largest number of tokens, one panel per d_key. Bars: interval."""
     if "subset" not in table:
         return
     rows = table[(table["metric"] == "selectable") & table["subset"].notna()]
@@ -44,6 +44,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_xlabel("size of the subset")
                 tokens = rows.loc[rows["d_key"] == width, "tokens"].max()
                 ax.set_title(f"d_key = {width:.0f}, {tokens:.0f} tokens")
-            row[0].set_ylabel("share of subsets selected by a query")
+            row[0].set_ylabel("share of subsets that a query can select")
             style.legend(row[-1], {name: shown[name] for name in part}, looks, note)
     yield "selectability", made

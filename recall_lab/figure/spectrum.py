@@ -1,4 +1,4 @@
-"""The spectrum of a matrix state: over how many directions it spreads what it holds."""
+"""The spectrum of a matrix state: its singular values and its effective rank."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ from recall_lab.results import average
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("spectrum_TASK", figure) per task, at its largest d_key: singular values of S divided by their sum, after the
-    last token; and the effective rank of S over the number of tokens seen. Means over seeds."""
+    """Yields ("spectrum_TASK", figure) per task, at its largest d_key: singular values of S divided by their sum at the
+    last position measured, and the effective rank of S over the number of tokens so far. Means over seeds."""
     if not {"index", "position"} <= set(table):
         return
     rows = base.by_width(table[table["metric"].isin(["singular_value", "effective_rank"])], "oracle.pairs")
@@ -53,7 +53,7 @@ def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
         for ax in axes[:, 1]:
             ax.set_xlabel("")
         axes[-1, 0].set_xlabel("singular value, largest first")
-        axes[-1, 1].set_xlabel("tokens seen")
+        axes[-1, 1].set_xlabel("number of tokens so far")
         made.suptitle(f"{task}: spectrum of the state, d_key = {ranks['d_key'].max():.0f}")
     return made
 

@@ -1,4 +1,4 @@
-"""How figures look: colours, markers and order of series, panels, axes, lines and legends."""
+"""The look of figures: colours, markers and order of series, panels, axes, lines and legends."""
 
 import colorsys
 import re
@@ -44,21 +44,21 @@ FIXED = {
     "paged": ("#00b3b3", "8"),
     "hybrid": ("#a0522d", "3"),
 }
-"""Colour and marker of the known mechanisms, in the order of every legend."""
+"""Colour and marker of the known mechanisms, in the order in which legends list them."""
 
 OTHERS = (
     "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#469174", "#cb0b83",
     "#2525f4", "#0bcb83",
 )  # fmt: skip
-"""Colours of mechanisms that are not in FIXED, by name: far from those of FIXED and from each other (in OKLab)."""
+"""Colours for other mechanisms, in alphabetical order: far (in OKLab) from the colours in FIXED and from each other."""
 
 MARKERS = "osv^D<>PXd*ph8H"
 
 MOST = 10
-"""Series in one panel; further ones get panels of their own."""
+"""Most series per panel; further ones get a panel of their own."""
 
 FEW = 50
-"""Answers below which a share gets no interval: it would cover the panel."""
+"""Least number of answers for which an interval is drawn: a wider one would cover the panel."""
 
 Colour = tuple[float, float, float]
 
@@ -79,7 +79,7 @@ def mechanism(series: str) -> str:
 
 
 def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]:
-    """Sorting key of a series: known mechanisms first, then by name, variant and settings, numbers by their size."""
+    """Sort key of a series: mechanism in the order of FIXED, others by name; then variant; then settings."""
     name = mechanism(series)
     known = list(FIXED)
     variant, *settings = re.split(r" (?=[^ =]+=)", series[len(name) :])
@@ -94,15 +94,15 @@ def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]
 
 
 def ordered(series: Iterable[str]) -> list[str]:
-    """The distinct names, in the order of every legend: see `rank`."""
+    """The distinct names, in the order in which legends list them (see `rank`)."""
     return sorted(set(series), key=rank)
 
 
 def looks(series: Iterable[str]) -> dict[str, Look]:
     """Colour and marker of every series of a figure.
 
-    A mechanism has its fixed colour and marker; several series of one mechanism share its hue, from dark to light in
-    their order, and differ in their markers. Mechanisms without a fixed colour take those of OTHERS in turn.
+    A mechanism has its fixed colour and marker. Several series of one mechanism share its hue, get lighter in the order
+    of the legend, and differ in their markers. Mechanisms without a fixed colour get one of OTHERS.
     """
     names = ordered(series)
     unknown = [name for name in dict.fromkeys(map(mechanism, names)) if name not in FIXED]
@@ -118,7 +118,7 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
 
 
 def _shade(colour: str, number: int, count: int) -> Colour:
-    """The colour itself for one series; of several, that hue at lightness .2 to .75."""
+    """The colour itself for a single series; for one of several, its hue at a lightness from 0.2 to 0.75."""
     hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
     if count > 1:
         light = 0.2 + 0.55 * number / (count - 1)
@@ -126,7 +126,7 @@ def _shade(colour: str, number: int, count: int) -> Colour:
 
 
 def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
-    """The ordered series in groups of at most `most`, one row of panels each; a mechanism is split only if needed."""
+    """The ordered series in groups of at most `most`; only a mechanism with more series is split between groups."""
     parts: list[list[str]] = []
     for _, own in groupby(ordered(series), key=mechanism):
         names = list(own)
@@ -142,7 +142,7 @@ def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Matplotlib's settings while a figure is drawn, and while it is saved: the same figure then gives the same svg."""
+    """A context with matplotlib's settings, for drawing and for saving: equal figures then give equal svg files."""
     with (
         sns.axes_style("ticks"),
         sns.plotting_context("notebook", font_scale=0.9),
@@ -158,14 +158,14 @@ def grid(
 ) -> tuple[Figure, np.ndarray]:
     """A figure of rows × columns panels, width and height in inches, and its axes as an array of that shape.
 
-    Made outside pyplot, so that no figure stays in memory.
+    It is made without pyplot, which would keep it in memory.
     """
     made = Figure(figsize=(width, height), layout="constrained")
     return made, made.subplots(nrows=rows, ncols=columns, squeeze=False, sharex=sharex, sharey=sharey)
 
 
 def log2_axis(ax: Axes, values: Iterable[float]) -> None:
-    """A log₂ x axis ticked at the values, of which some are left out where they would overlap."""
+    """Sets a log₂ x axis with ticks at the values, except those whose labels would overlap."""
     ticks = sorted(set(values))
     apart = ticks[:1]
     for tick in ticks[1:]:
@@ -180,7 +180,7 @@ def log2_axis(ax: Axes, values: Iterable[float]) -> None:
 def length_axis(
     ax: Axes, lengths: Iterable[float], trained: Iterable[float] = (), note: str = "lengths trained on"
 ) -> None:
-    """A log₂ axis ticked at the tested lengths; the range of the training lengths is shaded, with a note above it."""
+    """Sets a log₂ x axis with ticks at the tested lengths; the range of lengths in training is shaded, under a note."""
     lengths, trained = sorted(set(lengths)), sorted(set(trained))
     log2_axis(ax, lengths)
     shown = [*lengths, *trained]
@@ -191,7 +191,7 @@ def length_axis(
 
 
 def number_axis(ax: Axes, values: Iterable[float], label: str, trained: Iterable[float] = ()) -> None:
-    """An axis for a parameter of a task: log₂ where its values are positive and span a factor of 8, else linear."""
+    """Sets an x axis for a parameter of a task: log₂ if its values are positive and span a factor of 8, else linear."""
     values, trained = sorted(set(values)), sorted(set(trained))
     if values[0] > 0 and values[-1] >= 8 * values[0]:
         length_axis(ax, values, trained, "trained on")
@@ -206,7 +206,7 @@ def number_axis(ax: Axes, values: Iterable[float], label: str, trained: Iterable
 
 
 def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> None:
-    """The shaded range of what was trained on, with a note above it."""
+    """Shades the range of values in training, with a note above it."""
     ax.axvspan(low, high, color="0.93", zorder=0, label="_trained")
     ax.text(
         middle, 1.01, note, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize="small",
@@ -215,14 +215,14 @@ def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> Non
 
 
 def same_range(axes: Sequence[Axes]) -> None:
-    """Gives all panels the smallest x range that holds those of each; their ticks stay their own."""
+    """Gives all panels the same x range, the smallest that contains every one; ticks are unchanged."""
     low, high = np.array([ax.get_xlim() for ax in axes]).T
     for ax in axes:
         ax.set_xlim(low.min(), high.max())
 
 
 def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
-    """A y axis from 0 to 1, with a dotted line at chance and, with `note`, its value at the left end of the line."""
+    """Sets a y axis from 0 to 1, with a dotted line at chance and, if `note`, its value as text at the left end."""
     ax.set_ylim(-0.02, 1.03)
     if chance is None:
         return
@@ -235,7 +235,7 @@ def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> N
 
 
 def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], band: bool = True) -> None:
-    """One line per shown series over the column `x` of averaged points, with the interval as a band."""
+    """Draws one line per series in `shown` over the column `x` of averaged points, with the interval as a band."""
     for name, look in shown.items():
         line = points[points["series"] == name].sort_values(x)
         if line.empty:
@@ -246,17 +246,17 @@ def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], ban
 
 
 def nested(series: Sequence[str]) -> dict[str, float]:
-    """Marker sizes that fall from the first series to the last, so that hollow markers on one point can all be seen."""
+    """Series → marker size, decreasing, so that several hollow markers at the same point are all visible."""
     return {name: 10 - 7 * number / max(1, len(series) - 1) for number, name in enumerate(series)}
 
 
 def legend_height(labels: Iterable[str], title: str = "") -> float:
-    """Inches that `legend` needs."""
+    """Height in inches that `legend` needs for these labels and this title."""
     return 0.4 + 0.2 * sum(text.count("\n") + 1 for text in (*labels, title))
 
 
 def legend(ax: Axes, labels: Mapping[str, str], shown: Mapping[str, Look], title: str = "") -> None:
-    """The legend of a row of panels, right of all panels and level with `ax`: each series under its label."""
+    """Adds the legend of a row of panels, to the right of all panels and level with `ax`: series → label."""
     handles = [
         Line2D([], [], color=shown[name].colour, marker=shown[name].marker, markersize=5, label=label)
         for name, label in labels.items()
@@ -265,7 +265,7 @@ def legend(ax: Axes, labels: Mapping[str, str], shown: Mapping[str, Look], title
 
 
 def legend_beside(ax: Axes, handles: Sequence[Artist], title: str = "") -> None:
-    """A legend right of all panels, level with `ax`. The panels make room for the widest such legend of the figure."""
+    """Adds a legend to the right of all panels, level with `ax`. The panels leave room for the widest one."""
     made = ax.get_figure(root=True)
     assert isinstance(made, Figure)
     added = made.legend(
@@ -283,5 +283,5 @@ def legend_beside(ax: Axes, handles: Sequence[Artist], title: str = "") -> None:
 
 
 def shades(count: int) -> list[Colour]:
-    """That many colours, ordered from light to dark, for sizes rather than mechanisms."""
+    """`count` colours from light to dark, for ordered quantities rather than mechanisms."""
     return sns.color_palette("viridis_r", count + 1)[1:]

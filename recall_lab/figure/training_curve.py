@@ -9,7 +9,7 @@ from recall_lab.figure import style
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("training_TASK", figure) per task: validation accuracy of every run over its training steps."""
+    """Yields ("training_TASK", figure) per task: validation accuracy of every run over its training steps."""
     curves = table[(table["split"] == "validation") & (table["metric"] == "curve_accuracy")]
     for task, part in curves.groupby("task"):
         looks = style.looks(part["series"])

@@ -1,4 +1,4 @@
-"""Updates: accuracy over the number of times a key is bound again, which separates sums from delta rules."""
+"""Updates: accuracy over the number of rebindings per key, which separates adding values from overwriting them."""
 
 from collections.abc import Iterator
 
@@ -14,10 +14,10 @@ NEEDED = {"task.length", "task.pairs", "task.updates"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("updates", figure) where several numbers of updates were tested: accuracy over the mean number of rebindings per
-    key, one panel per number of keys and length.
+    """Yields ("updates", figure) if several numbers of updates were tested: accuracy over the mean number of rebindings
+    (new values) per key, one panel per number of keys and length.
 
-    Band: interval over seeds. Dashed: a mechanism for which all values of a key weigh alike
+    Band: interval over seeds. Dashed: a mechanism that gives all values of a key the same weight
     (theory.linear_attention.superposed_recall).
     """
     if not set(table) >= NEEDED:
@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     looks = style.looks(points["series"])
     cells = list(points.groupby(["task.length", "task.pairs"]))
     parts = style.blocks(looks)
-    note = f"{base.replicates(points, 'band')}\ndashed: all values of a key\nweigh alike"
+    note = f"{base.replicates(points, 'band')}\ndashed: equal weight on all\nvalues of a key"
     height = max(3.8, *(style.legend_height(names, note) for names in parts))
     with style.style():
         made, axes = style.grid(len(parts), len(cells), 3.4 * len(cells) + 2.6, height * len(parts) + 0.4, sharey=True)

@@ -1,4 +1,4 @@
-"""How much weight the one right token keeps as the number of tokens grows."""
+"""The share of the weight on the token that holds the answer (the target), versus the number of tokens."""
 
 from collections.abc import Iterator
 
@@ -11,16 +11,16 @@ from recall_lab.figure import base, style
 from recall_lab.results import average
 from recall_lab.theory import linear_attention, softmax
 
-IMPORTANT, OTHER = 100.0, 1.0
-"""Scores of the right token and of every other one in the panel by formula."""
+TARGET, OTHER = 100.0, 1.0
+"""Scores of the target and of every other token in the panel by formula."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("weight_distribution_TASK_dWIDTH", figure) per task and key width: the target's share of Σ|A| over the number of
-    tokens in sight; left for raw scores [100, 1, …, 1] by formula, right as measured.
+    """Yields ("weight_distribution_TASK_dWIDTH", figure) per task and d_key: the target's share of Σ|A| over the number
+    n of tokens up to the query. Left: by formula for raw scores [100, 1, …, 1]; right: as measured.
 
-    Measured: median over queries and the range of their middle 90 %, each averaged over seeds. Dotted: theory for
-    random unit keys, linear attention and softmax with logits √d k·q; diamond: the predicted half mass of softmax.
+    Measured: median and middle 90 % of the queries, each averaged over seeds. Dotted: theory for random unit keys,
+    linear attention and softmax with logits √d_key k·q. Diamond: predicted n at which the share under softmax is 1/2.
     """
     if "tokens" not in table:
         return
@@ -54,23 +54,23 @@ def _figure(part: pd.DataFrame, title: str, width: float) -> Figure:
                 ax.set_xscale("log")
                 ax.set_yscale("log")
                 ax.set_ylim(1e-4, 1.5)
-                ax.set_xlabel("tokens in sight, n")
+                ax.set_xlabel("tokens up to the query, n")
             style.legend(measured, {name: name for name in names}, looks, note)
     return made
 
 
 def _by_formula(ax: Axes) -> None:
-    """Share of the important token for scores [100, 1, …, 1]."""
+    """Draws the share of the target for scores [100, 1, …, 1]."""
     n = np.geomspace(1, 1e4, 200)
     for name, law in (("softmax", softmax.raw_share), ("linear", linear_attention.raw_share)):
-        ax.plot(n, law(n, IMPORTANT, OTHER), color=style.FIXED[name][0], label=name)
-    ax.set_title(f"scores [{IMPORTANT:.0f}, 1, …, 1], by formula")
-    ax.set_ylabel("share of the right token in Σ|A|")
+        ax.plot(n, law(n, TARGET, OTHER), color=style.FIXED[name][0], label=name)
+    ax.set_title(f"scores [{TARGET:.0f}, 1, …, 1], by formula")
+    ax.set_ylabel("share of the target token in Σ|A|")
     ax.legend(frameon=False)
 
 
 def _theory(ax: Axes, part: pd.DataFrame, names: list[str], looks: dict[str, style.Look], width: float) -> None:
-    """Dotted lines for linear attention and softmax, where random keys were measured."""
+    """Draws the theory for linear attention and softmax, which assumes the random keys of the oracle."""
     n = np.geomspace(1, part["tokens"].max(), 100)
     laws = {
         "linear": linear_attention.share(n, width),

@@ -17,16 +17,16 @@ from recall_lab.theory import budget
 CELL = ["task.vocab", "task.length", "task.pairs", "task.gap_exponent"]
 CONVOLUTION, BUDGET = "mixer.short_conv", "mixer.budget"
 SEQUENCES = 8000
-"""Sequences per cell from which the law's distances are drawn: with 4 pairs a standard error of at most .003."""
+"""Number of sequences per cell that the law is averaged over: its standard error is at most .003 with 4 pairs."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """("window_coverage", figure) for one-layer windows on mqar: above, accuracy over the window w with its law; below,
-    accuracy against the law; one column per width of the short convolution.
+    """Yields ("window_coverage", figure) for one-layer models with a sliding window on mqar. Top: accuracy over the
+    window size w, with the coverage law. Bottom: accuracy versus the law. One column per width of the convolution.
 
-    The law: an answer is covered by the window, or guessed among V/2 values. A pair can be read at the position of the
-    value or, through a convolution of width c, up to c − 2 positions later, so a trained window lies between the law at
-    w and the law at w + c − 2: the band. Bars: interval over seeds.
+    The law: an answer is correct if the window covers its pair; otherwise it is guessed among V/2 values. A pair can be
+    read at the position of the value or, through a convolution of width c, up to c − 2 positions later. A trained model
+    is therefore between the law at w and the law at w + c − 2 (band). Bars: interval over seeds.
     """
     if not {*CELL, CONVOLUTION, BUDGET, "model.layers"} <= set(table):
         return
@@ -58,7 +58,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[float, ...], style.Colour]) -> None:
-    """Both panels of one convolution: points and law over w, points against the law."""
+    """Draws the two panels of one width of the convolution: accuracy and law over w, and accuracy versus the law."""
     for cell, colour in colours.items():
         own = part[(part[CELL] == list(cell)).all(axis=1)].sort_values(BUDGET)
         if own.empty:
@@ -81,7 +81,7 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[fl
 
 
 def _law(facts: dict[str, float]) -> tuple[float, float]:
-    """Expected accuracy if pairs are read at the position of the value, and as late as the convolution allows."""
+    """Expected accuracy if pairs are read at the position of the value, and if as late as the convolution allows."""
     distance, chance = _distances(*(facts[name] for name in CELL))
     reach = budget.window_reach(facts[BUDGET], np.array([2, facts[CONVOLUTION]]))
     covered = np.asarray(budget.window_coverage(distance, reach))
@@ -91,7 +91,7 @@ def _law(facts: dict[str, float]) -> tuple[float, float]:
 
 @cache
 def _distances(vocab: float, length: float, pairs: float, gap_exponent: float) -> tuple[np.ndarray, float]:
-    """Distances between the queries and values of a cell, and the chance level."""
+    """Distances in tokens from value to query in sampled sequences of a cell, and the chance level."""
     task = MQAR(vocab=int(vocab), length=int(length), pairs=int(pairs), gap_exponent=gap_exponent)
     batch = task.sample(SEQUENCES, np.random.default_rng(0))
     return batch.age[batch.scored], task.chance

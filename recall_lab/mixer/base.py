@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     Width = int
 else:
     Width = int | None
-"""A width that may be given as None. The mixer replaces None when it is made, so whoever reads it finds a number."""
+"""A width that may be given as None. `__post_init__` replaces None, so the attribute is always an int."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Mixer(nn.Module, ABC):
-    """y = o_proj(gate(norm(mechanism(q, k, v, gates)))), with q, k, v projected from x and convolved.
+    """y = o_proj(gate(norm(mechanism(q, k, v, gates)))), q, k, v being projections of x, convolved; x and y are b t m.
 
     A mechanism is a subclass, itself a dataclass with the same decorator. It declares its options as fields and makes
     its own weights in `__post_init__`, after calling the base's.
@@ -48,8 +48,8 @@ class Mixer(nn.Module, ABC):
     qk_norm: bool = False
     """Scale k to unit length (l2) and q to a learned length per head (Henry et al., arXiv 2010.04245).
 
-    The learned length starts at d_key: then q·k / √d_key has the same spread as for q and k of unit variance. At 1
-    the scores of a softmax would be nearly equal, and what is read from a state nearly zero."""
+    The learned length starts at d_key, so that q·k / √d_key has the same variance as for q and k of unit variance.
+    With length 1, the logits of a softmax would be nearly equal and the read-out of a state nearly zero."""
     output_norm: bool = False
     """Apply an RMS norm to each head's output."""
     output_gate: bool = False
@@ -62,13 +62,13 @@ class Mixer(nn.Module, ABC):
 
     A mechanism that has no such value declares the nearest one it has."""
     gate_options: ClassVar[tuple[str, ...]] = ()
-    """Names of options that act on how gates are computed from x and on nothing else.
+    """Names of options that only affect how gates are computed from x.
 
-    They have no effect where each gate is given as one number."""
+    They have no effect where gates are given as numbers."""
     no_weight_decay: ClassVar[tuple[str, ...]] = ()
-    """Names of the mechanism's own parameters that weight decay must not touch, although they have two axes or more.
+    """Names of the mechanism's own parameters with two or more axes that are exempt from weight decay.
 
-    Parameters with fewer axes (biases, norms, lengths, decays) are exempt without being named."""
+    Parameters with fewer axes (biases, norms, learned lengths, decays) are always exempt."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -98,31 +98,31 @@ class Mixer(nn.Module, ABC):
 
     @property
     def fixed_gates(self) -> frozenset[str]:
-        """Names of the gates that this mixer's options set to constants, whatever x is (decay=0.9)."""
+        """Names of the gates that this mixer's options set to a constant, independent of x (decay=0.9, for example)."""
         return frozenset()
 
-    # The mechanism: pure functions of (q, k, v, gates), all b h t d.
+    # The mechanism, which a subclass defines. q, k and v are b h t d.
 
     def gates(self, x: Hidden) -> Gates:
-        """What the mechanism computes from x besides q, k and v: name → b h t (…)."""
+        """What the mechanism computes from x besides q, k and v: name → tensor, b h t or b h t and one more axis."""
         return {}
 
     @abstractmethod
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
-        """All positions at once: the outputs (b h t v) and the state after the last position.
+        """The outputs at all positions (b h t v) and the state after the last.
 
-        `state` is the one an earlier segment ended with (None: the empty state). Any width of v is accepted.
+        `state` is the state after the preceding segment (None: the empty state). Any width of v is accepted.
         """
 
     @abstractmethod
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        """One position (t = 1), from the state before it: the definition that `parallel` must equal."""
+        """The output at one position (b h 1 v) and the state after it. This defines what `parallel` must equal."""
 
     @abstractmethod
     def empty_state(self, q: Query, v: Value) -> State:
-        """The state before the first position, for tensors of the batch, widths, type and device of q and v."""
+        """The state before the first position, with the batch size, widths, dtype and device of q and v."""
 
-    # What follows from it.
+    # Derived from the mechanism.
 
     def run_recurrence(
         self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None
@@ -144,14 +144,14 @@ class Mixer(nn.Module, ABC):
         """
         if not self.linear_in_v:
             raise TypeError(
-                f"{type(self).__name__} is not linear in v: it has no effective attention, only an influence"
+                f"{type(self).__name__} is not linear in v and has no effective attention, only influences ‖∂o_t/∂v_s‖"
             )
         b, h, t, _ = q.shape
         identity = torch.eye(t, dtype=q.dtype, device=q.device).expand(b, h, t, t)
         return self.parallel(q, k, identity, gates)[0] if t else identity
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
-        """q, k, v and gates of x, and the short convolution's part of the new state."""
+        """q, k, v and gates from x (b h t d each), and the short convolution's part of the new state."""
         qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         carried: State = {}
         if self.conv is not None:
@@ -174,26 +174,24 @@ class Mixer(nn.Module, ABC):
         return self.o_proj(o)
 
     def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
-        """The outputs for a segment x that follows `state`, and the state after it.
+        """The outputs (b t m) for a segment x that continues from `state`, and the state after it.
 
-        An empty segment (t = 0) has empty outputs and leaves the state as it is.
+        An empty segment (t = 0) has empty outputs and leaves the state unchanged.
         """
         if x.shape[1] == 0:
             return x, self.initial_state(len(x)) if state is None else state
         q, k, v, gates, carried = self.project(x, state)
-        before = None if state is None else {name: part for name, part in state.items() if name != "conv"}
-        o, after = self.parallel(q, k, v, gates, before)
+        o, after = self.parallel(q, k, v, gates, None if state is None else without_conv(state))
         return self.read_out(o, x), after | carried
 
     def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
-        """The output for one token (t = 1) that follows `state`, and the state after it: one step of decoding."""
+        """One step of decoding: the output (b 1 m) for a token that continues from `state`, and the state after it."""
         q, k, v, gates, carried = self.project(x, state)
-        before = {name: part for name, part in state.items() if name != "conv"}
-        o, after = self.recurrence(q, k, v, gates, before)
+        o, after = self.recurrence(q, k, v, gates, without_conv(state))
         return self.read_out(o, x), after | carried
 
     def initial_state(self, batch: int = 1) -> State:
-        """The state before the first token, on the device and in the type of the weights."""
+        """The state before the first token, with the device and dtype of the weights."""
         x = self.q_proj.weight.new_zeros(batch, 1, self.d_model)
         q = x.new_zeros(batch, self.heads, 1, self.d_key)
         state = self.empty_state(q, x.new_zeros(batch, self.heads, 1, self.d_value))
@@ -201,9 +199,9 @@ class Mixer(nn.Module, ABC):
 
     @torch.no_grad()
     def state_size(self, length: int) -> tuple[int, int]:
-        """(elements, bytes) carried from token `length` to the next one, for one sequence.
+        """(elements, bytes) of the state after `length` tokens of one sequence.
 
-        They are counted on the state that `step` returns, the short convolution's cache included.
+        They are counted on the state that `step` returns, including the short convolution's cache.
         """
         x = self.q_proj.weight.new_zeros(1, length, self.d_model)
         _, state = self.forward(x[:, 1:], self.initial_state())
@@ -211,20 +209,25 @@ class Mixer(nn.Module, ABC):
         return state_elements(state), state_bytes(state)
 
 
+def without_conv(state: State) -> State:
+    """The mechanism's part of a state, without that of the short convolution."""
+    return {name: part for name, part in state.items() if name != "conv"}
+
+
 def state_elements(state: State) -> int:
-    """How many numbers a state holds, over its whole batch."""
+    """Number of elements of a state, summed over the batch."""
     return sum(part.numel() for part in state.values())
 
 
 def state_bytes(state: State) -> int:
-    """How many bytes a state holds, over its whole batch."""
+    """Number of bytes of a state, summed over the batch."""
     return sum(part.numel() * part.element_size() for part in state.values())
 
 
 def query_scale(d_key: int) -> float:
-    """1 / √d_key, by which a query is multiplied before it is read with or compared with keys.
+    """1 / √d_key, the factor of a query before it reads a state or is compared with keys.
 
-    rwkv7, mamba2, log_linear and mesa do without it, as their papers do.
+    rwkv7, mamba2, log_linear and mesa omit it, as their papers do.
     """
     return d_key**-0.5
 
@@ -236,8 +239,8 @@ SHORT = 1e-3
 def l2_normalize(x: Tensor) -> Tensor:
     """x / ‖x‖₂ along the last axis, and 0 for a vector of zeros.
 
-    The gradient grows as 1 / ‖x‖. It is limited to its size at ‖x‖ = SHORT, and it is 0 for a vector of zeros, whose
-    direction is undefined: a single such vector would otherwise outweigh the gradients of all others.
+    The gradient is proportional to 1 / ‖x‖. Below ‖x‖ = SHORT it is limited to its size at SHORT. For a vector of
+    zeros, whose direction is undefined, it is 0. Otherwise one short vector would dominate the gradient of a batch.
     """
     share = (x.detach().norm(dim=-1, keepdim=True) / SHORT).clamp(max=1)
     x = x.detach() + share * (x - x.detach())  # x itself, with its gradient times share
@@ -259,7 +262,7 @@ class Trace:
     o: Value
     """The mechanism's outputs, before norm, gate and o_proj: A v where it is linear in v."""
     source: Int[Tensor, "b t"]
-    """For each query the position that holds its answer; IGNORE where a position has no query to score."""
+    """For each query the position of its answer; task.base.IGNORE at positions without a scored query."""
     layer: int = 0
     candidates: Float[Tensor, "n v"] | None = None
-    """The values among which an answer is identified; None: the values of its own sequence."""
+    """The values that an answer is compared with; None: the values of its own sequence."""

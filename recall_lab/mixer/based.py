@@ -20,11 +20,11 @@ from recall_lab.shapes import Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Based(Mixer):
-    """Softmax's kernel to the second order over the complete past, and exactly over a small window.
+    """Linear attention with the second-order Taylor features of e^{q·k}, and exact softmax weights in a small window.
 
     A_ts = w_ts / (Σ_{r≤t} w_tr + 1e−6) with z = q_t·k_s / √d and w_ts = e^z for t − s < window, 1 + z + z²/2 for
-    older s;  S_t = S_{t−1} + φ(k_t) [v_t, 1]ᵀ, φ the Taylor features;  state: S and the last window − 1 keys and
-    values.
+    older s;  S_t = S_{t−1} + φ(k_t) [v_t, 1]ᵀ with the Taylor features φ;  state: S and the last window − 1 keys
+    and values.
     In the paper the window is a layer of its own. Here both share one normalizer, as in LoLCATs (arXiv 2410.10254),
     so that a window as long as the sequence gives softmax attention.
     Source: Arora et al., arXiv 2402.18668.
@@ -33,10 +33,10 @@ class Based(Mixer):
     d_key: Width = 16
     """Width of a key, per head: small, because the number of features grows with its square."""
     window: int = 16
-    """Number of latest tokens that are weighed exactly, the current one included; 0: none."""
+    """Number of most recent tokens with exact weights e^z, including the current one; 0: none."""
 
     chunk: ClassVar[int] = 64
-    """Positions solved together: the state is so wide that few large products are the faster ones."""
+    """Positions per chunk. The state is wide, so a few large products are faster than many small ones."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,12 +3,12 @@
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,      C_t ⊆ {0 … t}, never empty.
 
 A static policy (window, sink_window, heavy_hitter, merging) fixes C_t without q_t: a token that has left C_t never
-comes back, so its state is bounded. A dynamic policy (top_k, paged) chooses C_t by q_t and has to keep every token.
+comes back, so the state is bounded. A dynamic policy (top_k, paged) chooses C_t by q_t and has to keep every token.
 Masked logits are −∞, so their weights are exactly zero.
 
 `attend` computes any number of positions from the state before them. For one position it is the recurrence; `parallel`
-calls it on one block of positions after another. A static policy's state is bounded, so its time and memory are then
-linear in t, and no matrix of t × t is formed.
+calls it on one block of positions after another. With a static policy, time and storage are therefore linear in t, and
+no t × t matrix is formed.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ CachedKey = Float[Tensor, "b h s k"]
 CachedValue = Float[Tensor, "b h s v"]
 """The values of the state, then those of the new positions."""
 Cached = Float[Tensor, "b h s d"]
-"""Either of the two."""
+"""CachedKey or CachedValue."""
 Kept = Float[Tensor, "b h kept d"]
-"""The part of either that the next state holds."""
+"""The part of a Cached that the next state keeps."""
 
 
 def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
@@ -39,13 +39,13 @@ def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
 
 
 def score(q: Query, k: CachedKey) -> Attention:
-    """q_t·k_s / √d_key, computed in at least float32, so that no choice of tokens depends on half precision."""
+    """q_t·k_s / √d_key in float32 or better, so that half precision does not affect which tokens are chosen."""
     with without_autocast(q):
         return (full_precision(q) * query_scale(q.shape[-1])) @ full_precision(k).mT
 
 
 def causal(q: Query, k: CachedKey) -> Attention:
-    """q_t·k_s / √d_key, −∞ where s comes after t; q belongs to the last positions of k."""
+    """q_t·k_s / √d_key, −∞ where s comes after t; the queries are at the last positions of k."""
     logits = score(q, k)
     t, s = logits.shape[-2:]
     return logits + logits.new_full((t, s), -torch.inf).triu(s - t + 1)
@@ -54,7 +54,7 @@ def causal(q: Query, k: CachedKey) -> Attention:
 def only(logits: Attention, chosen: Bool[Tensor, "b h t s"]) -> Attention:
     """The logits where `chosen` is True, −∞ elsewhere.
 
-    Equals logits.masked_fill(~chosen, −∞). Adding 1 − 1/1 = 0 or 1 − 1/0 = −∞ takes less than half its time.
+    Equals logits.masked_fill(~chosen, −∞), in less than half the time: 1 − 1/chosen is 0 for True and −∞ for False.
     """
     return logits + (1 - chosen.to(logits).reciprocal())
 
@@ -78,8 +78,8 @@ def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
 class Cache(Mixer):
     """Softmax attention over all past tokens.
 
-    A policy overrides `logits` (the positions attended to) and `keep` (the tokens carried on), or `attend` where its
-    state holds more than k and v.
+    A policy overrides `logits` (the positions attended to) and `keep` (the tokens kept in the state), or `attend` where
+    its state holds more than k and v.
     """
 
     block: ClassVar[int] = 64
@@ -122,12 +122,12 @@ class Cache(Mixer):
 class Budget(Cache):
     """A cache of which each query attends to at most `budget` tokens or slots.
 
-    With a budget of at least n it equals softmax. Its weights are those of softmax too, so a trained softmax model can
-    be evaluated with another policy and budget. Raises ValueError for a budget below `least_budget`.
+    With a budget of at least the sequence length it equals softmax. It has the same parameters as softmax, so a trained
+    softmax model can be evaluated with any policy and budget. Raises ValueError for a budget below `least_budget`.
     """
 
     budget: int = 64
-    """Tokens (merging: slots) that a query attends to at most, its own included."""
+    """Largest number of tokens (merging: slots) that a query attends to, its own included."""
 
     least_budget: ClassVar[int] = 1
     """The smallest budget at which the policy is defined."""

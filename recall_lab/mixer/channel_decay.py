@@ -1,11 +1,13 @@
 """Products within a chunk under a decay per channel. The letters n c k r w g G are those of decayed_products.py.
 
-The weight of a pair differs from channel to channel, so that no single product of matrices gives all pairs. They are
-found by doubling: in a block of 2 m positions the later m see the earlier m through the middle of the block, with
-x_t e^{G_t − G_mid} against y_s e^{G_mid − G_s}. Both factors are products of decays, at most one, so that nothing
-overflows; both are kept up to date in place from one block size to the next, m = 1, 2, 4 … That is why this part has
-a gradient of its own: plain autograd of the same steps, which must copy where this overwrites, takes 1.4 to 1.9 times
-as long. `decayed_products.naive_decay` is the definition.
+The weight of a pair differs from channel to channel, so a single matrix product does not give all pairs. They are
+computed by doubling. In a block of 2·size positions, x_t e^{G_t − G_mid} of the later half is multiplied with
+y_s e^{G_mid − G_s} of the earlier half, mid being the last position of the earlier half. Both exponents are ≤ 0, so
+nothing overflows. Both factors are updated in place from one block size to the next (1, 2, 4 …), so this file defines
+its own gradient: autograd of the same steps needs copies and takes 1.4 to 1.9 times as long.
+`decayed_products.naive_decay` is the definition.
+
+In comments on shapes s is the size, m the number of blocks of all chunks, and b the number of blocks of one chunk.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from recall_lab.mixer.decayed_products import DecayedProducts
 
 PIECE = 512
-"""Chunks that are worked on at a time: the intermediate results then stay in a processor's cache."""
+"""Chunks computed at a time, so that intermediate results fit in the processor's cache."""
 
 
 def channel_decay(
@@ -39,7 +41,7 @@ def channel_decay(
 
 
 class ChannelDecay(torch.autograd.Function):
-    """`channel_decay` for autograd: reads and keys are joined, n c r k and n c w k, and so are the results.
+    """`channel_decay` as an autograd function, with the reads in one tensor, the keys in one, and so the results.
 
     g, reads, keys, reads_before_decay → pairs n c r w c, from_start n c r k, to_end n c w k, total n k.
     It also works under vmap, forward and backward, as autograd uses it for is_grads_batched=True.
@@ -59,7 +61,7 @@ class ChannelDecay(torch.autograd.Function):
         pairs = zero.expand(n, c, r, keys.shape[2], c).contiguous()  # n c r w c
         for piece in _pieces(decay, from_start, to_end, pairs):
             _fill(*piece)
-        # A first read sees its own position without any decay.
+        # The first read has weight 1 at its own position.
         own = (reads[:, :, :1] * keys).sum(-1)  # n c w
         pairs[:, :, 0].diagonal(dim1=1, dim2=3).copy_(own.mT)  # n w c
         return pairs, from_start, to_end, g.sum(1).exp()
@@ -92,7 +94,7 @@ class _Inputs(NamedTuple):
 def _fill(decay: Tensor, from_start: Tensor, to_end: Tensor, pairs: Tensor) -> None:
     """Fills pairs (n c r w c) below the diagonal, and multiplies the decays within the chunk into the others.
 
-    from_start (n c r k) comes with the decay of its own position, if it is to have that; to_end (n c w k) with none.
+    On entry, from_start (n c r k) includes the decay of its own position if the read does, and to_end (n c w k) none.
     """
     r, w = from_start.shape[2], to_end.shape[2]
     for size, early_decay, late_decay in _doubling(decay):
@@ -107,7 +109,7 @@ def _fill(decay: Tensor, from_start: Tensor, to_end: Tensor, pairs: Tensor) -> N
 def _gradient(x: _Inputs, reads_before_decay: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of g (n c k), reads (n c r k) and keys (n c w k).
 
-    That of G needs no pass of its own: G_t enters as x_t e^{G_t} and as y_t e^{−G_t}, so it is x_t·dx_t − y_t·dy_t.
+    G_t enters only as x_t e^{G_t} and y_t e^{−G_t}. Its gradient is therefore x_t ⊙ dx_t − y_t ⊙ dy_t.
     """
     n, c, k = x.g.shape
     zero = _mapped_zero(*x)
@@ -136,8 +138,8 @@ def _gradient_of_pairs(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of reads (n c r k) and keys (n c w k) through the pairs.
 
-    read_decay (n c 1 k or n c 2 k) comes with the decay of its own position, key_decay (n c 1 k) with none; the decays
-    within the chunk are multiplied into both.
+    On entry, read_decay (n c 1 k or n c 2 k) holds the decay of its own position where the read includes it, key_decay
+    (n c 1 k) holds ones. The decays within the chunk are multiplied into both, in place.
     """
     r, k, w = *x.reads.shape[2:], x.keys.shape[2]
     d_own = x.d_pairs[:, :, 0].diagonal(dim1=1, dim2=3).mT[..., None]  # n c w 1
@@ -168,7 +170,7 @@ def _doubling(decay: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def _read_decay(decay: Tensor, reads_before_decay: bool) -> Tensor:
-    """The decay (n c k) of its own position that each read sees: n c 1 k, the same for all, or n c 2 k."""
+    """The decay of its own position in each read: n c 1 k, the same for all reads, or n c 2 k; decay is n c k."""
     return torch.stack([decay, torch.ones_like(decay)], dim=2) if reads_before_decay else decay[:, :, None]
 
 
@@ -191,7 +193,7 @@ def _late_against_early(pairs: Tensor, size: int) -> Tensor:
 
 
 def _product(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y; a sum of outer products where bmm on a CPU is a plain loop (less than 400 multiplications a matrix)."""
+    """x @ y, as a sum of outer products below 400 multiplications per matrix, where bmm on a CPU is a plain loop."""
     if x.shape[1] * x.shape[2] * y.shape[2] >= 400:
         return x @ y
     out = x[:, :, 0, None] * y[:, 0, None]
@@ -211,7 +213,7 @@ def _joined(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def _parted(x: Tensor) -> Sequence[Tensor]:
-    """The parts of x along axis 2. A single one is a view, which spares autograd a copy."""
+    """The parts of x along axis 2. A single one is a view, which saves autograd a copy."""
     return [x.squeeze(2)] if x.shape[2] == 1 else x.unbind(2)
 
 

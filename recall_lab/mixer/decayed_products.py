@@ -1,8 +1,9 @@
 """Products of reads and keys at each pair of positions of a chunk, weighted by the decay between the two.
 
-Letters of this file and of channel_decay.py: n chunks (of all sequences and heads), c positions of a chunk, k key
-channels, r reads per position (the query; the erase read), w keys per position (the write key; the erase key), g the
-log decay, and G_t = Σ_{r≤t} g_r since the start of the chunk.
+A read is a vector that the state is read with (the query; the erase read), a key one that it is written with (the
+write key; the erase key). Letters of this file and of channel_decay.py: n chunks (of all sequences and heads), c
+positions of a chunk, k key channels, r reads per position, w keys per position, g the log decay, and G_t = Σ_{r≤t} g_r
+since the start of the chunk.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ class DecayedProducts(NamedTuple):
     to_end      [key], n c k each: y_s e^{G_c − G_s}, what is left of the key at the end of the chunk.
     total       n k or n 1: e^{G_c}, what the chunk leaves of the state at its start. None without decay.
 
-    With reads_before_decay, the second read sees the state before the decay of its own position: G_{t−1} for G_t.
+    With reads_before_decay, the second read reads the state before the decay of its own position: G_{t−1} replaces G_t.
     """
 
     pairs: Sequence[Sequence[Tensor]]
@@ -62,9 +63,9 @@ def scalar_decay(
 def naive_decay(
     g: Tensor, reads: Sequence[Tensor], keys: Sequence[Tensor], reads_before_decay: bool
 ) -> DecayedProducts:
-    """The definition of `scalar_decay` (g: n c) and of `channel_decay` (g: n c k), which tests hold both to.
+    """The definition of `scalar_decay` (g: n c) and of `channel_decay` (g: n c k), for tests.
 
-    It is differentiable to any order; its memory grows with c² k.
+    It can be differentiated any number of times, and needs storage for n k c² numbers.
     """
     total = g.sum(1, keepdim=g.dim() == 2).exp()  # n 1 or n k
     g = g[..., None].expand_as(reads[0]) if g.dim() == 2 else g  # n c k

@@ -14,7 +14,7 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeltaRule(MatrixMemory):
-    """Each write first removes what the state already answers for that key.
+    """Each write first removes the value that the state returns for that key.
 
     S_t = (I − β_t k_t k_tᵀ) S_{t−1} + β_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √d: one step of gradient descent with rate β_t
     on ½‖Sᵀk_t − v_t‖²;  A_ts = q_tᵀ Π_{r=s+1..t} (I − β_r k_r k_rᵀ) β_s k_s / √d;  state: S.

@@ -14,7 +14,7 @@ Features = Float[Tensor, "*batch f"]
 
 
 def taylor(x: Input) -> Features:
-    """The Taylor series of e^z to the second order: φ(q)·φ(k) = 1 + z + z²/2 with z = q·k / √d.
+    """The Taylor series of e^z up to second order: φ(q)·φ(k) = 1 + z + z²/2 with z = q·k / √d.
 
     The number of features is f = 1 + d + d (d + 1) / 2.
     Source: Based, Arora et al., arXiv 2402.18668.
@@ -36,7 +36,7 @@ def dpfp(x: Input, nu: int = 2) -> Features:
 
 
 class Hedgehog(nn.Module):
-    """A learned map: φ(x) = softmax([2y, −2y]) with y = W x + b; f = 2 d. At the start W = 1 and b = 0.
+    """A learned map: φ(x) = softmax([2y, −2y]) with y = W x + b; f = 2 d. Initially W = I and b = 0.
 
     Source: Zhang et al., arXiv 2402.04347.
     """

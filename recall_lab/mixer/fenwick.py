@@ -1,14 +1,14 @@
 """The engine of log-linear attention: a matrix per level of a Fenwick tree over the past.
 
-At position t the position s ≤ t belongs to level lev(t, s) = bit length of t xor s: level 0 is t itself, and level l
+Relative to position t, a position s ≤ t is on level lev(t, s) = bit length of t xor s: level 0 is t itself, and level l
 covers up to 2^(l−1) positions. Each level has a weight λ_t[l], and all levels decay alike:
 
     A_ts = λ_t[lev(t, s)] Π_{r=s+1..t} γ_r q_t·k_s.
 
 A state is a dictionary from "level_l" to a matrix (b h k v), for l = 0 and for every l whose bit l − 1 is set in the
-last position. So the names of its levels tell how many tokens it has seen. `step` is the recurrence. `blocked` equals
-it and works on chunks of positions: inside a chunk A is formed; above, a sum over each block of 2^i chunks is read by
-the block that follows it in the same block of 2^(i+1) chunks. This takes O(t log t).
+last position. The number of tokens seen follows from these names. `step` is the recurrence. `blocked` equals it and
+works on chunks of positions. Within a chunk it forms A. Between chunks, for every i, the right half of each block of
+2^(i+1) chunks reads the sum over the left half. This takes O(t log t) time.
 
 Source: Guo et al., arXiv 2506.04761.
 """
@@ -22,13 +22,15 @@ from recall_lab.mixer.numerics import log_decay_sums
 from recall_lab.shapes import Query, State, Value
 
 Decays = Float[Tensor, "b h t"]
+"""Log decays, g = log γ."""
 Levels = Float[Tensor, "b h t l"]
+"""The weights λ of the levels."""
 
 
 def step(q: Query, k: Query, v: Value, g: Decays, levels: Levels, state: State) -> tuple[Value, State]:
     """One position (t = 1): the output and the state after it.
 
-    All levels up to that of the lowest set bit of t become one, and the token alone becomes level 0.
+    All levels up to that of the lowest set bit of t are merged into that one, and the new token becomes level 0.
     """
     t = tokens_seen(state)
     lowest = (t & -t).bit_length()
@@ -53,7 +55,7 @@ def blocked(
     chunk = min(chunk, 1 << (length - 1).bit_length())
     block = chunk << (-(-length // chunk) - 1).bit_length()
     offset = seen % block
-    if offset + length > block:  # the segment crosses the boundary of an aligned block: it is split there
+    if offset + length > block:  # the segment is split at the boundary of an aligned block
         outputs = []
         for part in (slice(block - offset), slice(block - offset, None)):
             q_part, k_part, v_part, g_part, levels_part = (x[:, :, part] for x in (q, k, v, g, levels))
@@ -74,17 +76,17 @@ def level_of(name: str) -> int:
 
 
 def tokens_seen(state: State) -> int:
-    """How many tokens a state has seen: its levels are the set bits of the last one's position."""
+    """Number of tokens a state has seen: its levels are the set bits of the last token's position."""
     return 1 + sum(1 << (level_of(name) - 1) for name in state if name != "level_0") if state else 0
 
 
 def first_position(name: str, t: int) -> int:
-    """The first position that this level covers after position t."""
+    """The first position that this level covers in the state after position t."""
     return t >> level_of(name) << level_of(name)
 
 
 def _level_weights(levels: Levels, s: int, first: int) -> Decays:
-    """λ_t[lev(t, s)] for the positions t = first, first + 1, … of `levels`; levels beyond the last share its weight."""
+    """λ_t[lev(t, s)] for the positions t = first, first + 1, … of `levels`; all higher levels share the last weight."""
     top = levels.shape[-1] - 1
     level = [min((t ^ s).bit_length(), top) for t in range(first, first + levels.shape[2])]
     index = torch.tensor(level, device=levels.device).expand(levels.shape[:-1])
@@ -107,7 +109,7 @@ def _within_segment(q: Query, k: Query, v: Value, g: Decays, levels: Levels, chu
 
 
 def _inside_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, levels: Tensor) -> Tensor:
-    """What each position reads of its own chunk, by the weights A; all b h n C …."""
+    """What each position reads from its own chunk, by forming A; all tensors are b h n C …."""
     chunk, top = q.shape[3], levels.shape[-1] - 1
     position = torch.arange(chunk, device=q.device)
     apart = position[:, None] ^ position  # t s
@@ -119,11 +121,11 @@ def _inside_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, levels: Tensor) -
 
 
 def _between_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, levels: Tensor) -> Tensor:
-    """What each position reads of other chunks: the right half of a block of 2^(i+1) chunks reads the left half."""
+    """What each position reads from earlier chunks: the right half of a block of 2^(i+1) chunks reads the left half."""
     n, top = q.shape[2], levels.shape[-1] - 1
     reader = q * g.cumsum(-1).exp()[..., None]  # b h n C k, decayed since the start of its chunk
     sums = (k * _sums_after(g).exp()[..., None]).mT @ v  # b h n k v, decayed to the end of its block
-    block_decay = g.sum(-1)  # b h n, the log decay over a whole block
+    block_decay = g.sum(-1)  # b h n, the log decay over a block
     before = torch.zeros_like(block_decay)  # b h n, the log decay from the start of the right half to its chunk
     index = torch.arange(n, device=q.device)
     o = torch.zeros_like(q @ sums)

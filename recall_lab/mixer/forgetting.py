@@ -20,7 +20,7 @@ class Forgetting(Cache):
     o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key + Σ_{r=s+1..t} g_r) v_s,  g_r = log σ(f_proj x_r) ≤ 0 per head;  A is that
     softmax;  state: all k and v so far, and `decay`, for each token the sum of g after it. Each sum of g is computed
     from its own terms and never as a difference of two longer sums, so its error does not grow with the length.
-    Below −10⁴ (−inf included) g counts as −10⁴.
+    A g below −10⁴ (−inf included) is treated as −10⁴.
     Source: Lin et al., arXiv 2503.02130.
     """
 
@@ -31,7 +31,8 @@ class Forgetting(Cache):
         self.f_proj = nn.Linear(self.d_model, self.heads)
 
     def gates(self, x: Hidden) -> Gates:
-        return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}  # b h t
+        """log_forget g: b h t."""
+        return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         keys, values = extend(state, k, v)
@@ -43,7 +44,7 @@ class Forgetting(Cache):
             after = (ones.triu(1) @ g)[..., 0]  # b h t: after each new position
         cached = state["decay"]  # b h s
         logits = causal(q, keys) + torch.cat([cached[:, :, None] + total, between], dim=-1)  # b h t s+t
-        # A weight below e^−80 is set to zero: float32 would hold it as a subnormal number, which slows the products.
+        # Weights below e^−80 of the largest are set to zero: their products can be subnormal in float32, which is slow.
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
         decay = torch.cat([cached + total[:, :, -1], after], dim=-1)
         return read(logits, values), {"k": keys, "v": values, "decay": decay}

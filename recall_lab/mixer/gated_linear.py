@@ -19,8 +19,8 @@ class GatedLinear(MatrixMemory):
 
     S_t = γ_t S_{t−1} + σ_t k_t v_tᵀ,  o_t = S_tᵀ q_t / √d;  A_ts = σ_s Π_{r=s+1..t} γ_r q_t·k_s / √d;  state: S.
     γ and σ are computed from x, per token and head, or they are constants. The constants of "retention" are
-    γ_h = 1 − 2^(−5−h) for head h. γ = sigmoid(·)^(1/16) starts near .96, as in GLA, so that half-lives of 16 tokens
-    and more are within reach; σ = sigmoid(·) starts near ½.
+    γ_h = 1 − 2^(−5−h) for head h. A learned γ = sigmoid(·)^(1/16) starts near .96, a half-life of 16 tokens, as in GLA;
+    a learned σ = sigmoid(·) starts near ½.
     Source: RetNet, Sun et al., arXiv 2307.08621 (constant γ); Mamba-2, Dao and Gu, arXiv 2405.21060 (γ and σ tied).
     """
 

@@ -19,11 +19,11 @@ class HeavyHitter(Budget):
 
     o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key) over C_t. The mass of token s is Σ_{r=s..t} A_rs per
     head, its weight on itself included. C_t = {0 … t} while t < B = `budget`. From t = B − 1 on, one token is evicted
-    after each position: the one of least mass, and of equal ones the earliest, among the tokens outside the ⌈B/2⌉ most
-    recent, which include token t + 1. An evicted token never comes back.
+    after each position. The ⌈B/2⌉ most recent tokens, counting token t + 1, are safe; of the others the one with the
+    least mass is evicted, among equal ones the earliest. An evicted token never comes back.
     The choice has no gradient; q, k and v get theirs through the weights of the tokens kept.
     state: k, v and mass of at most B − 1 tokens.
-    Raises ValueError for a budget below 3: at 2 the choice is between token 0 and token t, whose mass is always less.
+    Raises ValueError for a budget below 3: with 2, token 0 would always have more mass than token t and stay for ever.
     Source: Zhang et al., arXiv 2306.14048; related: Scissorhands, Liu et al., arXiv 2305.17118.
     """
 
@@ -43,10 +43,12 @@ class HeavyHitter(Budget):
     def evict(
         self, logits: Attention, mass: Float[Tensor, "b h cached"]
     ) -> tuple[Float[Tensor, "b h t+1 s"], Float[Tensor, "b h s"]]:
-        """Evicts tokens one position after another.
+        """Evicts tokens, one per position. Returns a mask of evicted tokens, and the mass of each token at the end.
 
-        From the logits of the new positions and the mass of the cached tokens before them: −∞ for the tokens evicted
-        before each position, and after the last, 0 for the others; and the mass of each token after the last position.
+        The mask is added to the logits: −∞ for tokens that are evicted, 0 for others, before each new position and
+        after the last. The mass of an evicted token is ∞.
+        logits  of the new positions, causally masked
+        mass    of the cached tokens, before the new positions
         """
         t, s = logits.shape[-2:]
         mass = F.pad(mass, (0, t))  # b h s

@@ -16,7 +16,7 @@ def hybrid(
     """The constructors of the layers' mixers, in the order of `pattern`, from the lowest layer up.
 
     A model takes this list in place of a single constructor; with more layers than the pattern has entries it repeats
-    the pattern: [first, first, second] with 7 layers gives 1 1 2 1 1 2 1.
+    the pattern: [first, second] with 3 layers gives first, second, first.
     Raises ValueError for a pattern that is empty or holds anything but the names of the given mechanisms.
     """
     given = {name: make for name, make in {"first": first, "second": second, "third": third}.items() if make}

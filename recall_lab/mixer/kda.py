@@ -18,7 +18,7 @@ class KDA(MatrixMemory):
 
     S' = diag(e^{g_t}) S_{t−1},  S_t = S' + β_t k_t (v_t − S'ᵀ k_t)ᵀ,  o_t = S_tᵀ q_t / √d;
     A_ts = q_tᵀ (Π_{r=s+1..t} (I − β_r k_r k_rᵀ) diag(e^{g_r})) β_s k_s / √d, later factors on the left;  state: S.
-    g = −e^{A_log} softplus(W x + dt_bias), where W has full rank here and the rank of a head's width in the paper;
+    g = −e^{A_log} softplus(W x + dt_bias), where W has full rank here; in the paper its rank is a head's width.
     β = sigmoid(·) starts near ½.
     Source: Kimi Team, arXiv 2510.26692.
     """

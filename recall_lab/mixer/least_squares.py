@@ -5,7 +5,7 @@ H_t + Λ_t is factorised by Cholesky's method at each position. One step of iter
     x = x̂ + M (q − (H + Λ) x̂),      M = (H + Λ)⁻¹.
 
 It removes the rounding error of the first solution x̂. With x̂ and M taken as constants it also has the gradient of
-the exact solution, since d(M q) = M (dq − d(H + Λ) M q). So no factor has to be kept for the backward pass.
+the exact solution, since d(M q) = M (dq − d(H + Λ) M q). No Cholesky factor is therefore kept for the backward pass.
 """
 
 from typing import NamedTuple
@@ -41,18 +41,18 @@ class System(NamedTuple):
     H: Tensor
 
     def update(self) -> Update:
-        """H as a matrix memory in which each key is its own value."""
+        """H as the state of a matrix_memory whose values are its keys."""
         return Update(self.k, self.write * self.k, self.log_decay)
 
 
 def solve_step(q: Query, system: System) -> tuple[Query, Matrices]:
-    """x and H at one position (t = 1)."""
+    """x (b h 1 k) and H after it (b h k k) at one position."""
     _, H = step(q, system.update(), system.H)
     return solve(H[:, :, None], system.ridge, q), H
 
 
 def solve_all(q: Query, system: System, chunk: int) -> tuple[Query, Matrices]:
-    """x (b h t k) at all positions and H (b h k k) after the last; no more than `chunk` H_t are held at once."""
+    """x (b h t k) at all positions and H (b h k k) after the last; at most `chunk` matrices H_t exist at a time."""
     constant = System(*(x.detach() for x in system))
     first = _solve_chunks(q.detach(), constant, chunk)
     image, H = chunked(first, system.update(), system.H)
@@ -63,7 +63,7 @@ def solve_all(q: Query, system: System, chunk: int) -> tuple[Query, Matrices]:
 def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
     """(H + diag ridge)⁻¹ r for positive semidefinite H.
 
-    Raises ValueError where H + diag ridge is not positive definite beyond the rounding error of its type: where a
+    Raises ValueError where H + diag ridge is not positive definite beyond the rounding error of its dtype: where a
     pivot of its factorisation is no larger than eps ‖H + diag ridge‖, or a number is not finite.
     """
     matrix = H + torch.diag_embed(ridge)
@@ -73,14 +73,14 @@ def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
     definite = (info == 0) & (pivots.amin(-1) > rounding)  # false for nan
     require(
         definite.is_meta or bool(definite.all()),
-        "ridge: the keys so far are so nearly dependent that H + ridge is not positive definite in "
-        f"{str(H.dtype).removeprefix('torch.')}, or a key or gate is not finite; the ridge must be larger",
+        "ridge: must be larger, since the keys are nearly linearly dependent and H + ridge is not positive definite in "
+        f"{str(H.dtype).removeprefix('torch.')}, or a key or gate is not finite",
     )
     return torch.cholesky_solve(r[..., None], factor)[..., 0]
 
 
 class SolveConstant(torch.autograd.Function):
-    """r_t → (H_t + Λ_t)⁻¹ r_t for a constant system; the matrices are symmetric, so the gradient is solved alike."""
+    """r_t → (H_t + Λ_t)⁻¹ r_t for a constant system. Its matrices are symmetric: the gradient solves it too."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, r: Query, system: System, chunk: int) -> Query:

@@ -18,7 +18,7 @@ class Linear(MatrixMemory):
     """Every pair is added to one matrix, and none is ever removed.
 
     S_t = S_{t−1} + φ(k_t) v_tᵀ,  o_t = S_tᵀ φ(q_t) / √d;  A_ts = φ(q_t)·φ(k_s) / √d for s ≤ t;  state: S.
-    With the normalizer, o_t is divided by φ(q_t)·Σ_{s≤t} φ(k_s) / √d + 1e−10, where φ must be positive. The sum is
+    With the normalizer, o_t is divided by φ(q_t)·Σ_{s≤t} φ(k_s) / √d + 1e−10, and φ must be positive. The sum is
     carried as one more column of S.
     Source: Katharopoulos et al., arXiv 2006.16236.
     """
@@ -35,7 +35,7 @@ class Linear(MatrixMemory):
         self.k_map = make_map(self.feature_map, self.d_key)
         require(
             not self.normalizer or self.feature_map != "identity",
-            "normalizer=true needs a positive feature_map, not identity",
+            "feature_map=identity: must be a positive map where normalizer=true",
         )
 
     def query(self, q: Query) -> Tensor:

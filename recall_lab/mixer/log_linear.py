@@ -17,20 +17,20 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LogLinear(Mixer):
-    """One matrix for each scale of the past, every scale twice as long as the one before it.
+    """One matrix per level; every level covers a stretch of the past twice as long as the level below.
 
-    A_ts = λ_t[lev(t, s)] Π_{r=s+1..t} γ_r q_t·k_s, lev(t, s) = bit length of t xor s (a Fenwick tree). At every token
-    the matrices of all levels up to the lowest set bit of t become one, and a new one of the token alone begins;
+    A_ts = λ_t[lev(t, s)] Π_{r=s+1..t} γ_r q_t·k_s, lev(t, s) = bit length of t xor s (a Fenwick tree). At token t the
+    matrices of all levels up to that of the lowest set bit of t are merged, and the new token alone becomes level 0;
     o_t = Σ_l λ_t[l] S_lᵀ q_t;  state: level_l for l = 0 and every set bit l − 1 of t, about ½ log₂ t matrices.
     γ = sigmoid(·)^(1/16) starts near .96 and λ = softplus(·) near 1. O(t log t) in parallel.
     Source: Guo et al., arXiv 2506.04761.
     """
 
     levels: int = 16
-    """Number of λs per head. Older levels share the last one, so 16 distinguish levels up to 2^15 tokens."""
+    """Number of weights λ per head. Higher levels share the last one; 16 suffice for sequences of 2^15 tokens."""
 
     chunk: ClassVar[int] = 64
-    """Positions whose lower levels are one product, a power of two."""
+    """Positions per chunk, within which A is formed; a power of two."""
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "level": 1.0}
     gate_options: ClassVar[tuple[str, ...]] = ("levels",)
 

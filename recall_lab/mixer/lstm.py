@@ -14,10 +14,10 @@ from recall_lab.shapes import Gates, Query, State, Value
 class LSTM(Mixer):
     """A vector state with gates for what is written, kept and read out.
 
-    [i, f, g, o] = W [q_t, k_t, v_t] + U h_{t−1} + b,  c_t = σ(f) c_{t−1} + σ(i) tanh(g),  o_t = h_t = σ(o) tanh(c_t),
-    independently per head;  no A: h is not linear in v;  state: h and c, d_value numbers each per head.
-    Source: Hochreiter and Schmidhuber, Neural Computation 9 (1997), with the forget gate of Gers et al. (2000), whose
-    bias is 1 at the start.
+    [i, f, z, r] = W [q_t, k_t, v_t] + U h_{t−1} + b,  c_t = σ(f) c_{t−1} + σ(i) tanh(z),  o_t = h_t = σ(r) tanh(c_t),
+    with σ = sigmoid, independently per head;  no A: h is not linear in v;  state: h and c, d_value numbers each per
+    head. Source: Hochreiter and Schmidhuber, Neural Computation 9 (1997), with the forget gate of Gers et al. (2000),
+    whose bias starts at 1.
     """
 
     linear_in_v: ClassVar[bool] = False

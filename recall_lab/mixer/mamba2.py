@@ -16,9 +16,9 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 class Mamba2(MatrixMemory):
     """One learned step size Δ sets both how much is forgotten and how much is written.
 
-    S_t = e^{A Δ_t} S_{t−1} + Δ_t k_t v_tᵀ,  o_t = S_tᵀ q_t + D v_t, with A = −e^{A_log} < 0 and D, one each per head;
+    S_t = e^{A Δ_t} S_{t−1} + Δ_t k_t v_tᵀ,  o_t = S_tᵀ q_t + D v_t, with one A = −e^{A_log} < 0 and one D per head;
     A_ts = e^{A Σ_{r=s+1..t} Δ_r} Δ_s q_t·k_s + D [s = t];  state: S.
-    In the paper's letters C = q, B = k, x = v. Here every head has its own B and C; in the paper all heads share one.
+    In the paper's letters C = q, B = k, x = v. Here every head has its own B and C; in the paper all heads share them.
     D starts at 1. The paper's norm and gate of the output are the options output_norm and output_gate.
     Source: Dao and Gu, arXiv 2405.21060.
     """

@@ -6,15 +6,16 @@ The recurrence, for position t with query q_t:
     S_t = S' + b_t (a_tᵀ S') + k_t v_tᵀ     erase: add the answer to a_t along b_t; write: add v_t along k_t
     o_t = S_tᵀ q_t                          read
 
-`step` is one position of it and `naive` steps it through time. `chunked` computes the same in chunks of c positions.
-Within a chunk let G_t = Σ_{r≤t} g_r since its start, S the state at its start, u_t = S'ᵀ a_t the answer that is to be
-erased, and ⟨x, y⟩_ts = Σ_k x_tk y_sk e^{G_tk − G_sk}, whose exponents are ≤ 0 for s ≤ t. Then
+`step` is one position of it, and `naive` repeats `step` over all positions. `chunked` computes the same in chunks of c
+positions. Within a chunk let G_t = Σ_{r≤t} g_r since its start, S the state at its start, u_t = S'ᵀ a_t the answer to
+a_t, and ⟨x, y⟩_ts = Σ_k x_tk y_sk e^{G_tk − G_sk}, whose exponents are ≤ 0 for s ≤ t. Then
 
     u_t = Σ_{s<t} ⟨a, b⟩_ts u_s + Σ_{s<t} ⟨a, k⟩_ts v_s + (a_t e^{G_t})ᵀ S
 
 is a triangular system, which is solved for all chunks together: u = X + Y S. The state then goes from chunk to chunk
-by one small product, S ← (diag(e^{G_c}) + b̃ᵀ Y) S + (k̃ᵀ V + b̃ᵀ X) with k̃_s = k_s e^{G_c − G_s}, and the outputs
-of all chunks are again one batched product. Nothing is ever divided by a decay, so nothing overflows.
+by one small product, S ← (diag(e^{G_c}) + b̃ᵀ Y) S + (k̃ᵀ V + b̃ᵀ X) with k̃_s = k_s e^{G_c − G_s}, b̃_s = b_s e^{G_c − G_s}
+and the rows v_s of V. The outputs of all chunks are again one batched product. Nothing is divided by a decay, so
+nothing overflows.
 
 Sources: Yang et al., arXiv 2406.06484 (the delta rule in chunks) and arXiv 2312.06635 (a decay per channel).
 """
@@ -59,7 +60,7 @@ class Update(NamedTuple):
 def delta_update(k: Query, v: Value, gates: Gates) -> Update:
     """The delta rule: S' + β k (v − S'ᵀk)ᵀ, at rate gates["beta"] (b h t).
 
-    S' is the state after the decay gates["log_decay"] if there is that gate, else the state itself.
+    S' is the state after the decay gates["log_decay"] if that gate exists, else the state itself.
     """
     beta = gates["beta"][..., None]  # b h t 1
     return Update(k, beta * v, gates.get("log_decay"), erase_read=-beta * k)
@@ -80,7 +81,7 @@ def step(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
 
 
 def naive(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
-    """All positions by stepping the definition through time: outputs (b h t v) and the last state (b h k v)."""
+    """All positions, one `step` after another: outputs (b h t v) and the last state (b h k v)."""
     k, v, g, a, b, reads_before_decay = update
     outputs = [q[:, :, :0] @ state]
     for t in range(q.shape[2]):
@@ -95,7 +96,7 @@ def naive(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
 def chunked(q: Query, update: Update, state: Tensor, chunk: int = 32) -> tuple[Value, Tensor]:
     """All positions in chunks: outputs (b h t v) and the last state (b h k v), from the state before the first.
 
-    Any t, also 0; time and memory are linear in it. chunk: positions that are solved together, a power of two.
+    t may be 0. Time and storage are linear in t. chunk: positions that are solved together, a power of two.
     """
     b, h, length, _ = q.shape
     if length == 0:
@@ -121,7 +122,7 @@ def chunked(q: Query, update: Update, state: Tensor, chunk: int = 32) -> tuple[V
 
 
 class _Chunks(NamedTuple):
-    """What each chunk makes of the state S at its start: the outputs and the next state, both linear in S.
+    """The outputs and the next state of each chunk, as affine functions of the state S at its start.
 
     Outputs: output + reader S. Next state: written + decay ⊙ S + transition S.
 
@@ -174,7 +175,10 @@ def _write_and_erase(
 
 
 def _scan(state: Tensor, parts: _Chunks, chunks: int) -> tuple[Tensor, Tensor]:
-    """The state before each chunk (m chunks k v) and after the last (m k v), from that before the first (m k v)."""
+    """The state before each chunk (m chunks k v) and after the last (m k v), from that before the first (m k v).
+
+    m counts sequences and heads.
+    """
     written = parts.written.unflatten(0, (-1, chunks)).unbind(1)  # m k v
     decay = _by_chunk(None if parts.decay is None else parts.decay[..., None], chunks)  # m k 1 or m 1 1
     transition = _by_chunk(parts.transition, chunks)  # m k k
@@ -200,7 +204,7 @@ class MatrixMemory(Mixer):
     """The base of a mechanism on this engine.
 
     A mechanism defines `update`. It overrides `query`, `output` and `empty_state` where the read vector, the output or
-    the shape of the state differs from what stands here.
+    the shape of the state differs from the default.
     """
 
     chunk: ClassVar[int] = 32
@@ -211,11 +215,11 @@ class MatrixMemory(Mixer):
         """What is decayed, erased and written at every position."""
 
     def query(self, q: Query) -> Tensor:
-        """The vector that the state is read with (b h t k): q / √d_key."""
+        """The vector that the state is read with (b h t k): by default q / √d_key."""
         return q * query_scale(q.shape[-1])
 
     def output(self, o: Tensor, v: Value, gates: Gates) -> Value:
-        """The output (b h t v) from what the state answers to the query, o = Sᵀq: o itself."""
+        """The output (b h t v), from the read-out o = Sᵀq of the state: by default o itself."""
         return o
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:

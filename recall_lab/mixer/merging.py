@@ -14,10 +14,10 @@ class Merging(Budget):
     """A bounded number of slots: recent tokens have one each, older tokens with similar keys share one.
 
     Of B = `budget` slots ⌈B/2⌉ hold the most recent tokens (the current one included). A token that is no longer among
-    them keeps its slot if it is one of the first ⌊B/2⌋ tokens; any later one is merged into that of the other ⌊B/2⌋
-    slots whose key has the largest cosine with its own (of equal ones the earliest). A slot holds the means k̄ and v̄ of
-    its c tokens:  o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m.  The term log c gives every token of a slot
-    its own weight, so merging equal keys changes nothing.  A_ts is the weight of the slot of s divided by its c.
+    them keeps its slot if it is one of the first ⌊B/2⌋ tokens; any later one is merged into one of the other
+    ⌊B/2⌋ slots: that whose key has the largest cosine with its own (of equal ones the earliest). A slot holds the means
+    k̄ and v̄ of its c tokens:  o_t = Σ_m softmax_m(q_t·k̄_m / √d_key + log c_m) v̄_m.  The term log c gives every token of
+    a slot its own weight, so merging equal keys changes nothing.  A_ts is the weight of the slot of s divided by its c.
     The choice of slots has no gradient.  state: k̄, v̄ and c of at most B − 1 slots.
     Source: Wang et al., arXiv 2407.08454, and CaM, Zhang et al. (ICML 2024); log c from Bolya et al., arXiv 2210.09461.
     """

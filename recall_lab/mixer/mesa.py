@@ -19,16 +19,17 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Mesa(Mixer):
-    """The answer of exact least squares over all pairs so far.
+    """The read-out of the exact ridge regression from keys to values over all pairs so far.
 
     H_t = γ_t H_{t−1} + β_t k_t k_tᵀ,  S_t = γ_t S_{t−1} + β_t k_t v_tᵀ,  o_t = S_tᵀ (H_t + Λ)⁻¹ q_t. The matrix
     W = (H + Λ)⁻¹ S minimises Σ_s β_s Π_r γ_r ‖Wᵀk_s − v_s‖² + tr WᵀΛW.  A_ts = β_s Π_{r=s+1..t} γ_r q_tᵀ (H_t + Λ)⁻¹
     k_s;  state: H and S. log γ is Mamba's decay; β = sigmoid(·) starts near ½; Λ = softplus(·) + ¼ is a diagonal with
-    one entry per key channel and head, 1 at the start. The gradient is that of the exact solution and can be taken
-    once.
-    How small Λ may be depends on the type. With unit keys of mean cosine 0, .99, .9999 (64 channels, 512 pairs) the
-    largest relative error of an answer in float32 is 2e−5, 9e−4, 5e−2 at Λ = 1e−4 and 6e−5, 4e−3, 6e−2 at 1e−5. From
-    1e−6 on rounding decides the result, and it is refused. In float64 the error is below 2e−9 at Λ = 1e−8.
+    one entry per key channel and head, 1 at the start. The gradient is that of the exact solution; there is no
+    second derivative.
+    How small Λ may be depends on the dtype. With unit keys of mean cosine 0, .99, .9999 (64 channels, 512 pairs) the
+    largest relative error of an output in float32 is 2e−5, 9e−4, 5e−2 at Λ = 1e−4 and 6e−5, 4e−3, 6e−2 at 1e−5. At
+    1e−6 and cosine .99 or more, rounding would dominate and ValueError is raised. In float64 the error is below 2e−9 at
+    Λ = 1e−8.
     Raises ValueError where H + Λ is not positive definite beyond rounding error, or not finite.
     Source: von Oswald et al., arXiv 2506.05233.
     """
@@ -37,7 +38,7 @@ class Mesa(Mixer):
     conv_activation: bool = True
 
     chunk: ClassVar[int] = 32
-    """How many H_t are held at once."""
+    """Number of matrices H_t that exist at a time."""
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "write": 1.0, "ridge": 1e-4}
     no_weight_decay: ClassVar[tuple[str, ...]] = ("ridge",)
 

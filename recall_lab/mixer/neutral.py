@@ -1,8 +1,8 @@
 """Gates given as numbers, and tests of a mechanism's neutral gates: write every pair completely, forget nothing.
 
-Neutral gates are tested by what they must lead to. One pair alone in the state is answered with its value: a gate that
-writes nothing fails this. Where keys enter unmapped, the first of several orthogonal pairs is answered as before after
-the others have been written: a decay fails this.
+Neutral gates are tested by their consequences. A state with a single pair must return its value for its key: a gate
+that writes nothing fails this test. Where the mechanism has no feature map, writing pairs with other, orthogonal keys
+must not change the answer to the first key: a decay fails this test.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 
 
 def number_gates(mixer: Mixer, hidden: Hidden, given: Mapping[str, float]) -> Gates:
-    """The mixer's gates for hidden, with a number at every position where there is one.
+    """The mixer's gates for hidden (b t m), each set to one number at every position if it has a number.
 
-    The number is the one in `given`; else, for a gate that the mixer's options do not fix, its neutral one. A gate that
-    has neither keeps what the mixer computes from hidden. Raises ValueError for a name that is no gate of this mixer.
+    The number is the one in `given`, or else the neutral value, unless the mixer's options fix the gate. A gate without
+    a number is computed from hidden. Raises ValueError for a name in `given` that is no gate of this mixer.
     """
     gates = mixer.gates(hidden)
     for name in given:
@@ -29,14 +29,14 @@ def number_gates(mixer: Mixer, hidden: Hidden, given: Mapping[str, float]) -> Ga
             f"{type(mixer).__name__} has no gate {name!r}; its gates: {', '.join(gates) or 'none'}",
         )
     numbers = {name: x for name, x in mixer.neutral_gates.items() if name not in mixer.fixed_gates} | dict(given)
-    return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
+    return _set(gates, numbers)
 
 
 @torch.no_grad()
 def answers_one_pair(mixer: Mixer, gates: Mapping[str, float]) -> float:
-    """Cosine between the value of a pair alone in the state and the answer to its key, at gates given as numbers.
+    """Cosine between the value of the only pair in the state and the answer to its key, at gates given as numbers.
 
-    The smallest over eight random pairs and all heads: 1 at neutral gates, 0 where the answer is zero.
+    It is the smallest over eight random pairs and all heads: 1 at neutral gates, 0 where the answer is zero.
     """
     k, v = _unit(mixer, 8, mixer.d_key), _unit(mixer, 8, mixer.d_value)
     o = _answers(mixer, gates, k, k, v)
@@ -45,7 +45,7 @@ def answers_one_pair(mixer: Mixer, gates: Mapping[str, float]) -> float:
 
 @torch.no_grad()
 def keeps_first_pair(mixer: Mixer, gates: Mapping[str, float], pairs: int) -> float:
-    """The share of the answer to the first of `pairs` orthogonal keys that is left when the others have been written.
+    """The share of the answer to the first of `pairs` orthogonal keys that remains after the others are written.
 
     1 − ‖o_m − o_1‖ / ‖o_1‖, where o_i is the answer to the first key after i pairs; the smallest over all heads: 1 at
     neutral gates. Meaningful only where `reads_unmapped_keys`. Raises ValueError for more pairs than d_key.
@@ -63,7 +63,7 @@ def keeps_first_pair(mixer: Mixer, gates: Mapping[str, float], pairs: int) -> fl
 def reads_unmapped_keys(mixer: Mixer, gates: Mapping[str, float]) -> bool:
     """Whether the answer from one pair is c (q·k) v with one c for all queries.
 
-    So it is where keys enter as they are. Softmax answers otherwise, and so does linear attention with a feature map.
+    This holds without a feature map. It does not hold for softmax, nor for linear attention with a feature map.
     """
     k, v, q = _unit(mixer, 8, mixer.d_key), _unit(mixer, 8, mixer.d_value), _unit(mixer, 16, mixer.d_key)[8:]
     own = _answers(mixer, gates, k, k, v)
@@ -83,7 +83,11 @@ def _unit(mixer: Mixer, count: int, width: int) -> Float[Tensor, "n h 1 d"]:
 
 
 def _answers(mixer: Mixer, numbers: Mapping[str, float], q: Query, k: Query, v: Value) -> Value:
-    """The mechanism's outputs at gates given as numbers; a gate without a number is computed from a hidden x of 0."""
+    """The mechanism's outputs at gates given as numbers; a gate without a number is computed from x = 0."""
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(q.shape[0], q.shape[2], mixer.d_model))
-    gates = {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}
-    return mixer.parallel(q, k, v, gates)[0]
+    return mixer.parallel(q, k, v, _set(gates, numbers))[0]
+
+
+def _set(gates: Gates, numbers: Mapping[str, float]) -> Gates:
+    """The gates, each with its number at every position where it has one."""
+    return {name: torch.full_like(x, numbers[name]) if name in numbers else x for name, x in gates.items()}

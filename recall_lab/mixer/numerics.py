@@ -24,9 +24,9 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def finite_log_decay(g: Tensor) -> Tensor:
-    """The log decay g ≤ 0 with −10⁴ for anything below, −inf too: e^g is zero all the same, in every type.
+    """The log decay g ≤ 0, limited to at least −10⁴; e^g is zero in every dtype, as it is for −inf.
 
-    Such a g may be multiplied by zero and summed. Its gradient is zero, as is that of e^g.
+    Unlike −inf, −10⁴ can be multiplied by zero and summed without NaN. Its gradient is zero, as is that of e^g.
     """
     return g.clamp(min=-1e4)
 
@@ -34,8 +34,8 @@ def finite_log_decay(g: Tensor) -> Tensor:
 def log_decay_sums(g: Tensor) -> Tensor:
     """Σ_{r=s+1..t} g_r for every s ≤ t, and −inf for s > t (… t → … t s); g ≤ 0 is made finite first.
 
-    Each sum runs over its own terms alone: a difference of two longer sums would lose a weak decay beside a strong
-    one. Takes memory for t³ numbers beside the result: meant for the positions of a chunk.
+    Each sum is computed from its own terms: the difference of two longer sums would lose a weak decay next to a strong
+    one. This needs storage for t³ numbers besides the result, and is meant for the positions of a chunk.
     """
     t = g.shape[-1]
     position = torch.arange(t, device=g.device)

@@ -46,7 +46,7 @@ class Paged(Budget):
         pages = F.pad(k, (0, 0, 0, -s % self.page)).unflatten(2, (-1, self.page))  # b h pages page k
         up, down = q.clamp(min=0), q.clamp(max=0)
         bound = up @ pages.amax(3).mT + down @ pages.amin(3).mT  # b h t pages
-        # A query's own page ends with the query, so its bound is computed from the keys up to there.
+        # A query's own page ends with the query, so its bound is computed from the keys up to the query.
         first = (s - t) // self.page
         running = (pages[:, :, first:].cummax(3).values, pages[:, :, first:].cummin(3).values)
         highest, lowest = (x.flatten(2, 3)[:, :, position - first * self.page] for x in running)  # b h t k

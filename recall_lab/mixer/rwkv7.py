@@ -18,11 +18,11 @@ class RWKV7(MatrixMemory):
 
     S_t = (diag(w_t) − (a_t ⊙ κ_t) κ_tᵀ) S_{t−1} + k̃_t v_tᵀ,  o_t = S_tᵀ q_t;  A_ts = q_tᵀ (Π_{r=s+1..t} (diag(w_r) −
     (a_r ⊙ κ_r) κ_rᵀ)) k̃_s, later factors on the left;  state: S.
-    κ = k ⊙ ξ at unit length, k̃ = k ⊙ (1 + (a − 1) ⊙ α), log w = −e^{−½} sigmoid(·), a = sigmoid(·).
-    At the start ξ = .71, α = 1.02, a is near ½, and log w is spread over the channels so that they forget half in
-    between 760 tokens and 6.
-    The paper's token shift, low ranks, group norm and bonus are left out; the options that all mechanisms share here
-    take their part.
+    κ = k ⊙ ξ scaled to unit length, k̃ = k ⊙ (1 + (a − 1) ⊙ α), log w = −e^{−½} sigmoid(·), a = sigmoid(·).
+    At the start ξ = .71, α = 1.02, a is near ½, and log w is spread over the channels, with half-lives from 760
+    tokens to 6.
+    The paper's token shift, low-rank projections, group norm and bonus are left out. The options that all mechanisms
+    share (short_conv, output_norm, output_gate) are available instead.
     Source: Peng et al., arXiv 2503.14456.
     """
 

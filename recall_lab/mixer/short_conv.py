@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 Channels = Float[Tensor, "b t c"]
 Cache = Float[Tensor, "b c w"]
+"""The last w = width − 1 inputs."""
 
 
 class ShortConv(nn.Module):
@@ -22,11 +23,11 @@ class ShortConv(nn.Module):
         nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
 
     def empty_cache(self, x: Float[Tensor, "b _ _"]) -> Cache:
-        """The cache before the first token: width − 1 zeros per channel, for the batch, type and device of x."""
+        """The cache before the first token: width − 1 zeros per channel, with the batch size, dtype and device of x."""
         return x.new_zeros(x.shape[0], self.weight.shape[0], self.width - 1)
 
     def forward(self, x: Channels, cache: Cache | None = None) -> tuple[Channels, Cache]:
-        """y, and the last width − 1 inputs; `cache` is what the segment before x ended with (None: zeros)."""
+        """y, and the last width − 1 inputs; `cache` holds those of the segment before x (None: zeros)."""
         cache = self.empty_cache(x) if cache is None else cache
         if x.shape[1] == 0:
             return x, cache

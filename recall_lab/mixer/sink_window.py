@@ -15,8 +15,8 @@ class SinkWindow(Budget):
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {s ≤ t: s < sinks or s > t − w},  w = `budget` − `sinks`;
     A is that softmax;  state: k and v of the first `sinks` and the last w − 1 tokens, or of all while there are fewer.
-    With sinks = 0 it is `window`. The sinks are tokens of the sequence and not learned; as no positions are encoded,
-    they need none of the paper's renumbering.
+    With sinks = 0 it is `window`. The sinks are tokens of the sequence and not learned. Positions are
+    not encoded, so the paper's renumbering of positions is not needed.
     Source: Xiao et al., arXiv 2309.17453. Raises ValueError unless 0 ≤ sinks < budget.
     """
 

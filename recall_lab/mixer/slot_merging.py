@@ -2,8 +2,8 @@
 
 A state holds the mean keys (b h s k), the mean values (b h s v) and the token counts (b h s) of its slots: first the
 ⌊B/2⌋ slots that tokens are merged into, then the slots of the ⌈B/2⌉ − 1 most recent tokens (B = budget). While there
-are fewer than B − 1 tokens, each has its own slot. A new position adds a slot of its own; if there are then B slots,
-the oldest of the recent tokens leaves: it is merged into the slot whose key has the largest cosine with its own.
+are fewer than B − 1 tokens, each has its own slot. Each new position adds a slot. If there are then B slots, the oldest
+of the recent tokens leaves: it is merged into the slot whose mean key has the largest cosine with its own key.
 
 `step` does this for one position and is the definition. `attend` computes a block of positions and equals it.
 """
@@ -23,7 +23,7 @@ Joins = Float[Tensor, "b h leaving slots"]
 
 
 def step(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value, State]:
-    """One position (t = 1): its output and the state after it."""
+    """The output at one position (b h 1 v) and the state after it."""
     keys, values = extend(state, k, v)
     count = F.pad(state["count"], (0, 1), value=1)
     o = read(score(q, keys) + count.log()[:, :, None], values)
@@ -44,7 +44,7 @@ def step(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value
 
 
 def attend(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Value, State]:
-    """Any number of positions: their outputs and the state after the last."""
+    """The outputs at any number of positions (b h t v) and the state after the last."""
     keys, values = extend(state, k, v)
     count = F.pad(state["count"], (0, k.shape[2]), value=1)
     t, s = q.shape[2], keys.shape[2]
@@ -83,8 +83,8 @@ def attend(q: Query, k: Query, v: Value, state: State, budget: int) -> tuple[Val
 def choose_slots(slot: CachedKey, left: Query, count: Count) -> Joins:
     """The slot that each leaving token joins, chosen for one token after another.
 
-    slot: mean keys of the slots; left: keys of the leaving tokens; count: tokens per slot. The sums of the slots' keys
-    have the same cosines as their means. Only their products with the leaving keys and their squares are updated.
+    slot: mean keys of the slots; left: keys of the leaving tokens; count: tokens per slot. The sum of a slot's keys has
+    the same cosines as their mean. Only its products with the leaving keys and its squared norm are updated.
     """
     total, new = (slot * count[..., None]).flatten(0, 1), left.flatten(0, 1)  # bh slots k, bh leaving k
     onto, cross = new @ total.mT, new @ new.mT  # bh leaving slots, bh leaving leaving

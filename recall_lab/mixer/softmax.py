@@ -17,7 +17,7 @@ class Softmax(Cache):
 
     o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key) v_s;  A is that softmax;  state: all k and v so far.
     With a learned sink, e^b is added to the denominator of the softmax, b learned per head: a query that matches no
-    key can give its weight to it, and the rows of A sum to less than one.
+    key can put its weight on the sink, and the rows of A sum to less than one.
     Source: Vaswani et al., arXiv 1706.03762; the learned sink: Agarwal et al., arXiv 2508.10925.
     """
 
@@ -34,9 +34,10 @@ class Softmax(Cache):
         return frozenset({"sink_logit"} if self.learned_sink else ())
 
     def gates(self, x: Hidden) -> Gates:
+        """sink_logit b: b h t, with a learned sink only."""
         if self.sink_bias is None:
             return {}
-        return {"sink_logit": self.sink_bias[:, None].expand(x.shape[0], -1, x.shape[1])}  # b h t
+        return {"sink_logit": self.sink_bias[:, None].expand(x.shape[0], -1, x.shape[1])}
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         if gates:

@@ -1,4 +1,4 @@
-"""The engine of based: what an exact window changes in attention by the Taylor features.
+"""The engine of based: the correction of attention with Taylor features by an exact window.
 
 Weights outside the window are 1 + z + z²/2 with z = q·k / √d, inside it e^z. The Taylor features give 1 + z + z²/2
 everywhere; `window_correction` is the difference inside the window, and `window_correction_naive` its definition.
@@ -25,10 +25,10 @@ def window_correction_naive(q: Query, k: PastKey, v: PastValue, window: int) -> 
 
 
 def window_correction(q: Query, k: PastKey, v: PastValue, window: int) -> tuple[Tensor, Tensor]:
-    """The correction times e^{−m} (b h t v), and that factor (b h t 1), m being the largest z of the window or 0.
+    """The correction times e^{−m} (b h t v), and that factor (b h t 1); m is the largest z of the window, at least 0.
 
     k and v begin up to window − 1 positions before q. Each block of `window` queries is compared with the keys of its
-    own windows only, so time and memory are linear in t.
+    own windows only, so time and storage are linear in t. In comments: n blocks of B queries and W keys each.
     """
     length, past = q.shape[2], k.shape[2] - q.shape[2]
     block = min(window, length)

@@ -10,10 +10,10 @@ from recall_lab.shapes import Attention, Query
 class TopK(Budget):
     """Every token is kept, and each query attends to the `budget` tokens with the largest logits.
 
-    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions s ≤ t of largest q_t·k_s (all while
-    there are no more; of equal ones the earliest), token t included only if it is among them;  A is that softmax;
-    state: all k and v so far. No other choice of as many tokens keeps more of the weight of softmax, so top_k is the
-    upper bound for the policies with the same budget.
+    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions s ≤ t of largest q_t·k_s (all
+    positions while t < budget; of equal ones the earliest). Token t is included only if it is among them.  A is that
+    softmax;  state: all k and v so far. No other choice of `budget` tokens covers more of softmax's weight, so top_k is
+    the upper bound for policies with this budget.
     Source: Gupta et al., arXiv 2106.06899.
     """
 

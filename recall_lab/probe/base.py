@@ -1,8 +1,8 @@
-"""Running a probe, and how probes choose positions and bins.
+"""Runs probes on traces and models, and holds what probes share: positions, bins and the effective rank.
 
-A probe is a function that returns rows. Its first argument is `trace` (one mixer on one batch, from a layer of a model
-or from the oracle), followed by a generator; or `model`, followed by the batch and a generator. Its options are
-keyword arguments, which conf/probe/NAME.yaml sets.
+A probe is a function that returns rows. The name of its first argument decides how it is called: probe(trace, rng),
+where the trace holds what one mixer computed on one batch (a layer of a model, or a mechanism in the oracle), or
+probe(model, batch, rng). rng is a numpy generator. Options are keyword arguments, set in conf/probe/NAME.yaml.
 """
 
 import inspect
@@ -27,18 +27,18 @@ Probe = Callable[..., list[Row]]
 
 
 class ProbeError(ValueError):
-    """A probe has no result, or a part of it is not finite. The message names the probe, the layer and the cause."""
+    """A probe failed, or some of its rows are not finite. The message names the probe, the layer and the cause."""
 
     def __init__(self, message: str, rows: Sequence[Row] = ()) -> None:
         super().__init__(message)
         self.rows = list(rows)
-        """The rows of the probe that are sound, where others hold numbers that are not finite."""
+        """The rows of the probe without the ones that hold a number that is not finite."""
 
 
 def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.Generator) -> list[Row]:
-    """The rows of every probe: one that takes a trace runs on each layer, one that takes a model runs once.
+    """Runs every probe and returns their rows: a probe of a trace once per layer, a probe of a model once.
 
-    Raises ProbeError at the first probe that has no result.
+    Raises ProbeError at the first probe that fails (see `run_on_trace` and `run_on_model`).
     """
     traces = trace_model(model, batch)
     rows: list[Row] = []
@@ -51,18 +51,18 @@ def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.
 
 
 def run_trace(probes: Iterable[Probe], trace: Trace, rng: np.random.Generator) -> list[Row]:
-    """The rows of every probe on one trace. Raises ProbeError at the first probe that has no result."""
+    """Runs every probe on one trace and returns their rows. Raises ProbeError at the first probe that fails."""
     return [row for probe in probes for row in run_on_trace(probe, trace, rng)]
 
 
 def run_on_trace(probe: Probe, trace: Trace, rng: np.random.Generator) -> list[Row]:
-    """The rows of one probe on one trace, each with the probe's name in the column `probe`.
+    """Runs one probe on one trace and returns its rows, with the probe's name in the column `probe`.
 
-    Raises ProbeError where the probe takes a model, where the trace holds numbers that are not finite, where the probe
-    raises an exception, and where a row holds a number that is not finite.
+    Raises ProbeError if the probe takes a model, if q, k, v or o of the trace is not finite, if the probe raises an
+    exception, or if a row holds a number that is not finite.
     """
     if takes(probe) != "trace":
-        raise ProbeError(f"probe {name(probe)}: needs a trained model, and there is only a trace")
+        raise ProbeError(f"probe {name(probe)}: needs a trained model, but only a trace is available")
     title = f"probe {name(probe)}, layer {trace.layer}"
     for part in ("q", "k", "v", "o"):
         x = getattr(trace, part)
@@ -77,10 +77,10 @@ def run_on_trace(probe: Probe, trace: Trace, rng: np.random.Generator) -> list[R
 
 
 def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Generator) -> list[Row]:
-    """The rows of one probe that takes a model, in evaluation mode, each with the probe's name in the column `probe`.
+    """Runs one probe on a model in evaluation mode and returns its rows, with the probe's name in the column `probe`.
 
-    Raises ProbeError where the probe takes a trace, where it raises an exception, and where a row holds a number that
-    is not finite.
+    Raises ProbeError if the probe takes a trace, if it raises an exception, or if a row holds a number that is not
+    finite.
     """
     title = f"probe {name(probe)}"
     if takes(probe) != "model":
@@ -94,7 +94,7 @@ def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Ge
 
 
 def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
-    """One trace per layer of the model in evaluation mode, without gradients, from one forward pass."""
+    """One trace per layer, from one forward pass of the model in evaluation mode and without gradients."""
     device = next(model.parameters()).device
     source = batch.factors.get("source", np.full(batch.targets.shape[:2], IGNORE))
     positions = torch.from_numpy(np.asarray(source, dtype=np.int64)).to(device)
@@ -137,21 +137,21 @@ def _plain(x: Any) -> Any:
 
 
 def takes(probe: Probe) -> str:
-    """What the probe measures: "trace" or "model", the name of its first argument."""
+    """What the probe is called with: "trace" or "model". This is the name of its first argument."""
     return next(iter(inspect.signature(probe).parameters))
 
 
 def name(probe: Probe) -> str:
-    """The name of the probe's function, without the options that a partial binds."""
+    """The name of the probe's function, also where functools.partial binds its options."""
     while isinstance(probe, partial):
         probe = probe.func
     return probe.__name__
 
 
 def positions(trace: Trace, at: Sequence[float | int]) -> list[int]:
-    """The last position of each share of the sequence (1: the last position of all), ascending, each once.
+    """The index of the last position within each share `at` of the sequence, rounded: ascending, without repeats.
 
-    Raises ValueError for a share outside (0, 1].
+    A share of 1 gives n − 1 for a sequence of length n. Raises ValueError for a share outside (0, 1].
     """
     length = trace.q.shape[2]
     require(
@@ -161,11 +161,12 @@ def positions(trace: Trace, at: Sequence[float | int]) -> list[int]:
 
 
 def bins(values: np.ndarray, count: int, weight: np.ndarray | None = None, least: int = 0) -> list[np.ndarray]:
-    """Indices of the values (whole numbers of at least 0) in at most `count` bins of equal width in the logarithm.
+    """Sorts values into at most `count` bins, equally wide in log(value + 1): for each bin, the indices of its values.
 
-    weight  number of reads of each value, 1 where None
-    least   a bin with fewer reads is joined with the next one, and the last such bin with the one before it
-    Every value is in one bin, and no bin is empty.
+    values  integers of at least 0
+    weight  the number of measurements of each value; None: 1
+    least   least number of measurements per bin: a bin with fewer is merged with the next, the last with the previous
+    Every value is in exactly one bin, and no bin is empty.
     """
     weight = np.ones(len(values)) if weight is None else weight
     edges = np.unique(np.round(np.geomspace(1, values.max(initial=0) + 2, count + 1)).astype(int)) - 1
@@ -183,12 +184,12 @@ def bins(values: np.ndarray, count: int, weight: np.ndarray | None = None, least
 
 
 def state_vector(state: State) -> Float[Tensor, "b h x"]:
-    """All numbers of a state, one vector per sequence and head."""
+    """All x numbers of a state per sequence and head, as one vector."""
     return torch.cat([part.flatten(2) for part in state.values()], dim=-1)
 
 
 def effective_rank(sigma: Float[Tensor, "... r"]) -> Float[Tensor, "..."]:
-    """e^H of the singular values divided by their sum (Roy and Vetterli 2007); 0 where all are zero."""
+    """e^H, with H the entropy of the r singular values divided by their sum (Roy and Vetterli 2007); 0 if all are 0."""
     total = sigma.sum(-1, keepdim=True)
     share = sigma / total.clamp(min=1e-300)
     return torch.special.entr(share).sum(-1).exp() * (total[..., 0] > 0)

@@ -1,4 +1,4 @@
-"""What a mechanism costs: operations, time and bytes, for a segment and for one decoded token, against length."""
+"""Cost of a mechanism versus sequence length: FLOPs, time and state size, for prefill and for decoding one token."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,17 +24,20 @@ def cost(
     repeats: int = 5,
     timed: bool = True,
 ) -> list[Row]:
-    """The cost of the mechanism alone, without projections and norms, on one sequence: the trace's first, repeated.
+    """Measures the mechanism alone, without projections and norms, on the first sequence of the trace.
 
-    lengths  n of the segments, at least two different ones
-    repeats  timings, of which the fastest counts
-    timed    whether time is measured; FLOPs and bytes are exact without it
+    The sequence is repeated up to the length that is measured. Costs are sums over all heads.
 
-    Columns length, d_key and layer; all heads together:
-      prefill_flops, decode_flops      two per multiply-add, of the products and solves that torch counts
-      prefill_seconds, decode_seconds  of the segment, and of the one token after it
-      state_bytes                      of the state after that token
-      exponent                         slope of log metric over log n (the metric in column of), with its 95 % interval
+    lengths  lengths n of the prefilled segment in tokens, at least two different ones
+    repeats  number of timings per length; the fastest is reported
+    timed    whether time is measured; FLOPs and bytes are counted in any case
+
+    Rows have the columns layer and d_key. These also have the column length:
+      prefill_flops, decode_flops      FLOPs of the segment, and of one token after it: two per multiply-add of matrix
+                                       products, softmax attention and linear solves; elementwise operations are free
+      prefill_seconds, decode_seconds  time of the same two steps
+      state_bytes                      size of the state after that token
+    exponent is the fitted slope of log(metric) over log(n), with its 95 % interval; the column `of` names the metric.
     Raises ValueError for an option outside its range.
     """
     for length in lengths:
@@ -56,7 +59,7 @@ def cost(
 
 
 def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
-    """Metric → its value at one length; no times where repeats is 0."""
+    """Metric → value at one length. Times are left out if repeats is 0."""
     q, k, v, gates = _repeated(trace, length + 1)
     segment, token = slice(length), slice(length, None)
     prefill = partial(_prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment))
@@ -83,7 +86,7 @@ def _decode(trace: Trace, q: Query, k: Query, v: Value, gates: Gates, state: Sta
 
 
 def _repeated(trace: Trace, length: int) -> tuple[Query, Query, Value, Gates]:
-    """q, k, v and gates of the first sequence, repeated up to that length."""
+    """q, k, v and gates of the first sequence, repeated cyclically up to `length` positions."""
     index = torch.arange(length, device=trace.q.device) % trace.q.shape[2]
     q, k, v = (x[:1, :, index] for x in (trace.q, trace.k, trace.v))
     return q, k, v, {name: gate[:1, :, index] for name, gate in trace.gates.items()}
@@ -103,7 +106,7 @@ Shape = Sequence[int]
 
 
 def _triangular(a: Shape, b: Shape, *args: object, **kwargs: object) -> int:
-    """n² operations per right side: one multiply-add for each entry below the diagonal."""
+    """n² FLOPs per right-hand side: one multiply-add for each entry below the diagonal."""
     return int(np.prod(a)) * b[-1]
 
 
@@ -120,7 +123,7 @@ def _solve(a: Shape, b: Shape, *args: object, **kwargs: object) -> int:
 
 
 def _attention(q: Shape, k: Shape, v: Shape, *args: object, **kwargs: object) -> int:
-    """All pairs of positions, causal or not, as torch counts it on other devices."""
+    """Counts all pairs of positions, even under a causal mask, as torch does on other devices."""
     return 2 * int(np.prod(q[:-1])) * k[-2] * (q[-1] + v[-1])
 
 
@@ -132,11 +135,11 @@ UNCOUNTED = {
     aten.cholesky_solve: _cholesky_solve,
     aten._linalg_solve_ex: _solve,
 }
-"""What torch's counter leaves out: solves, at their textbook counts, and softmax attention on a CPU."""
+"""FLOP formulas for what torch's counter leaves out: linear solves (textbook counts), softmax attention on a CPU."""
 
 
 def fastest(run: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Seconds per call in the fastest of some timings, each long enough for the clock."""
+    """Seconds per call in the fastest of `repeats` timings. Each timing lasts 1 ms or 1024 calls."""
     run()
     _finish(device)
     count, best = 1, float("inf")

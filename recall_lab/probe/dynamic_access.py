@@ -1,4 +1,4 @@
-"""What another query could change at a fixed history: rank, one-hot residual, independence, subsets, swaps."""
+"""How far a query alone controls the weights over a fixed history: rank, one-hot residual, independence, subsets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from recall_lab.probe.rows import mean_row, share_row
 from recall_lab.task.base import IGNORE
 
 TOLERANCE = 1e-9
-"""Relative error, in float64, below which a map counts as linear, and two weights as equal."""
+"""Relative size, in float64, below which a deviation from linearity or a singular value counts as zero."""
 
 
 @torch.no_grad()
@@ -32,28 +32,33 @@ def dynamic_access(
     draws: int = 20,
     purity: float | int = 0.9,
 ) -> list[Row]:
-    """The weights that other queries would have at the last position, its history unchanged; in float64.
+    """Measures the weights A(q) that different queries q have at the last position, its history unchanged.
 
-    sequences  how many sequences of the trace are measured
-    positions  at most how many tokens, and how many queries with an answer, are measured per sequence
-    sharpen    factors on a query that are tried to reach a one-hot weight
-    subsets    sizes, up to n, of random subsets of tokens that a query should select; none: not tried
-    draws      subsets per size
-    purity     share of Σ|A| that a selected subset must hold
+    The history has n tokens, the last position included. Everything is computed in float64.
 
-    Columns layer, head, d_key and tokens (n), the length of the history:
-      rank              of the matrix from queries to weights: singular values above σ₁ · max(shape) · ε
-      access_rank       e^H of its singular values divided by their sum
-      one_hot_residual  mean over tokens i of min_q ‖e_i − A(q)‖²; 1 − rank/n where A is linear in q
-      independence      largest share of the squared change of A that a small change of the query can put on the token
-                        whose key it is, max_δq (δA_i)²/‖δA‖²; mean over tokens
-      held_range        largest change of that token's weight per change of the query while all other weights are
-                        held; 0 where the weight cannot be changed alone
-      moved             weight that an answer gains when its own query replaces the query for another answer
-      moved_share       the same of |A|/Σ|A|
-      selectable        share of the subsets T (column subset) that some query selects: equal weights on the members,
-                        together at least `purity` of Σ|A|. By linear programme: `least_leak` where A is linear in q,
-                        `is_face` where log A is, over the tokens that any query has reached; no rows elsewhere
+    sequences  number of sequences of the trace that are measured
+    positions  largest number per sequence of tokens (for independence) and of queries with an answer (for moved)
+    sharpen    factors by which keys are scaled in the search for the query with the smallest one-hot residual
+    subsets    sizes of the random subsets of tokens for selectable; sizes above n are skipped; []: no such rows
+    draws      number of random subsets per size
+    purity     smallest share of Σ|A| that the members of a selected subset may hold
+
+    Rows have the columns layer, head, d_key and tokens (n). Metrics:
+      rank              rank of the 2n × n matrix of the weights of n keys and n random vectors as queries: the number
+                        of singular values above σ₁ · max(shape) · ε
+      access_rank       effective rank of that matrix
+      one_hot_residual  min_q ‖e_i − A(q)‖², mean over tokens i: over all q where A is linear in q (then 1 − rank/n),
+                        elsewhere over the keys times the factors in `sharpen`
+      independence      max_δq (δA_i)²/‖δA‖² for a small change δq of the query along key i: the share of the change
+                        that can fall on the weight of token i; mean over tokens i
+      held_range        max_δq |δA_i|/‖δq‖ with all other weights held fixed, at the same query; 0 where A_i cannot
+                        change alone; mean over tokens i
+      moved             A_i(query for answer i) − mean of A_i(queries for other answers), mean over answers i
+      moved_share       the same for |A|/Σ|A|
+      selectable        share of the random subsets (column subset: their size) that some query selects: it gives all
+                        members equal weights, and together at least `purity` of Σ|A|. Decided by a linear program:
+                        `least_leak` where A is linear in q; `is_face` where A is a softmax of scores linear in q,
+                        among the tokens that have weight under some query; no rows for other mechanisms
     No rows for a mechanism that is not linear in v. Raises ValueError for an option outside its range.
     """
     for option, value in (("sequences", sequences), ("positions", positions), ("draws", draws)):
@@ -125,17 +130,17 @@ def _first(trace: Trace, sequences: int) -> Trace:
 
 @dataclass(frozen=True)
 class _Selection:
-    """Whether some query selects a subset of tokens. One of readers and hulls is None."""
+    """Tests whether some query selects a subset of tokens. Exactly one of readers and hulls is None."""
 
     readers: Float[Tensor, "b h s k"] | None
-    """K̃ with A(q) = K̃ q, where A is linear in q."""
+    """K̃ with A(q) = K̃ q; None where A is not linear in q."""
     hulls: Float[Tensor, "b h s k"] | None
-    """κ with A_s(q) ∝ e^{κ_s·q + b_s}: see `softmax_keys`."""
+    """κ with A_s(q) ∝ e^{κ_s·q + b_s} (see `softmax_keys`); None where A is linear in q."""
     reached: Bool[Tensor, "b h s"]
-    """Which tokens any query has given a positive weight."""
+    """Which tokens have a positive weight under at least one measured query."""
 
     def selects(self, sequence: int, head: int, members: Bool[np.ndarray, "s"], purity: float | int) -> bool:
-        """Whether a query gives all members equal weights, and together at least `purity` of Σ|A|."""
+        """Whether some query gives all members equal weights, and together at least `purity` of Σ|A|."""
         if self.readers is not None:
             leak = least_leak(self.readers[sequence, head].cpu().numpy(), members)
             return bool(leak <= (1 - purity) / purity * members.sum())
@@ -148,7 +153,7 @@ class _Selection:
 def _selection(
     trace: Trace, seen: Float[Tensor, "b h m s"], keys: Float[Tensor, "b h s k"], position: int, linear: bool
 ) -> _Selection | None:
-    """None where A is neither linear in q nor a softmax."""
+    """The test of subsets at that position; None where A is neither linear in q nor a softmax."""
     reached = (seen > 0).any(2)
     if linear:
         basis = torch.eye(keys.shape[-1], dtype=keys.dtype, device=keys.device).expand(*keys.shape[:2], -1, -1)
@@ -165,9 +170,10 @@ def _linear(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> b
 
 
 def softmax_keys(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> Float[Tensor, "b h s k"] | None:
-    """Vectors κ with A_s(q) ∝ e^{κ_s·q + b_s} over the tokens that have any weight; None where A is not of this form.
+    """Vectors κ with A_s(q) ∝ e^{κ_s·q + b_s} over the tokens with positive weight; None where A has no such form.
 
-    The candidates for κ are k/√d_key and, where all queries see the same tokens, the slopes of log A.
+    b_s is any constant per token. Two candidates for κ are tested on three queries: k/√d_key and, where all queries
+    have the same tokens with positive weight, the slopes log A(e_j) − log A(0) along the unit vectors e_j.
     """
     d = trace.k.shape[-1]
     basis = torch.eye(d, dtype=queries.dtype, device=queries.device).expand(*trace.k.shape[:2], -1, -1)
@@ -186,9 +192,9 @@ def softmax_keys(trace: Trace, queries: Float[Tensor, "b h m k"], position: int)
 
 
 def span_residual(seen: Float[Tensor, "... m s"]) -> Float[Tensor, "... s"]:
-    """‖e_i − P e_i‖² for each token i, with P the projection on the span of the m rows of weights.
+    """‖e_i − P e_i‖² for each token i, with P the projection onto the span of the m rows of weights.
 
-    This is what the best query leaves where queries reach all of the span.
+    It equals min_q ‖e_i − A(q)‖² where A(q) takes every value in that span.
     """
     _, sigma, right = torch.linalg.svd(seen, full_matrices=False)
     kept = sigma > sigma[..., :1] * max(seen.shape[-2:]) * torch.finfo(sigma.dtype).eps
@@ -201,7 +207,7 @@ def best_residual(seen: Float[Tensor, "... m s"]) -> Float[Tensor, "... s"]:
 
 
 def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> Float[Tensor, "b h m s k"]:
-    """∂A(q)/∂q at each query, by forward mode for all channels together."""
+    """∂A(q)/∂q at each of the m queries, by forward-mode differentiation."""
     b, h, m, d = queries.shape
     identity = torch.eye(position + 1, dtype=trace.v.dtype, device=trace.v.device).expand(b, h, -1, -1)
     state = state_before(trace, position, identity)
@@ -214,12 +220,12 @@ def jacobian(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> 
 def independence(
     trace: Trace, queries: Float[Tensor, "b h m k"], tokens: Int[Tensor, "m"], position: int
 ) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h m"]]:
-    """How far a small change of query i can change the weight of tokens[i] alone: (leverage, range).
+    """How far a small change of the j-th query can change the weight of token i = tokens[j] alone: (leverage, range).
 
-    With J = ∂A/∂q (n × d_key) and i short for tokens[i]:
-    leverage  [J J⁺]_ii = max_δq (δA_i)²/‖δA‖²; over all tokens it averages rank(J)/n ≤ d_key/n
-    range     max |δA_i|/‖δq‖ with all other weights held, which is the distance of J's row i from the span of the
-              others: 1/√[(J Jᵀ)⁺]_ii where the leverage is 1, and 0 elsewhere
+    With J = ∂A/∂q (n × d_key) at the j-th query:
+    leverage  [J J⁺]_ii = max_δq (δA_i)²/‖δA‖²; for one J its mean over all n tokens is rank(J)/n ≤ d_key/n
+    range     max_δq |δA_i|/‖δq‖ with all other weights held fixed, which is the distance of row i of J from the span
+              of its other rows: 1/√[(J Jᵀ)⁺]_ii where the leverage is 1, and 0 elsewhere
     """
     left, sigma, _ = torch.linalg.svd(jacobian(trace, queries, position), full_matrices=False)
     kept = sigma > TOLERANCE * sigma[..., :1].clamp(min=1e-300)
@@ -233,16 +239,17 @@ def independence(
 def moved(
     trace: Trace, count: int, position: int, rng: np.random.Generator
 ) -> tuple[Float[Tensor, "b h m"], Float[Tensor, "b h m"]]:
-    """A_i(own query) − mean of A_i(queries for other answers), for the answers i of up to `count` queries per sequence.
+    """How much more weight an answer has under its own query than under queries for other answers, at that position.
 
-    Second, the same of |A|/Σ|A|. m = 0 where a sequence has fewer than two queries with an answer.
+    First A_i(query for answer i) − mean of A_i(queries for other answers), second the same for |A|/Σ|A|. m is `count`,
+    or the number of queries with an answer in the sequence with the fewest; 0 if that is below 2.
     """
     b, h = trace.q.shape[:2]
-    asked = trace.source != IGNORE
-    fewest = int(asked.sum(1).min())
+    has_answer = trace.source != IGNORE
+    fewest = int(has_answer.sum(1).min())
     if fewest < 2:
         return trace.q.new_zeros(b, h, 0), trace.q.new_zeros(b, h, 0)
-    order = torch.from_numpy(rng.random(asked.shape)).to(asked.device).masked_fill(~asked, 2).argsort(1)
+    order = torch.from_numpy(rng.random(has_answer.shape)).to(has_answer.device).masked_fill(~has_answer, 2).argsort(1)
     chosen = order[:, : min(count, fewest)]
     source = trace.source.gather(1, chosen)
     seen = weights(trace, gather(trace.q, chosen), position)
@@ -257,9 +264,10 @@ def moved(
 
 
 def is_face(keys: Float[np.ndarray, "n d"], members: Bool[np.ndarray, "n"]) -> bool:
-    """Whether the members are a face of the keys' convex hull: some q has k_i·q = c on them, k_j·q ≤ c − 1 elsewhere.
+    """Whether the members form a face of the convex hull of the keys.
 
-    Then, and only then, a sharp enough query puts all of softmax's weight on the members, in equal parts.
+    That is, some q and c have k_i·q = c for all members i and k_j·q ≤ c − 1 for all other tokens j. If and only if so,
+    the softmax weights of a query can come arbitrarily close to being equal on the members and zero elsewhere.
     """
     inside, outside = keys[members], keys[~members]
     if not len(outside):
@@ -276,7 +284,7 @@ def is_face(keys: Float[np.ndarray, "n d"], members: Bool[np.ndarray, "n"]) -> b
 
 
 def least_leak(reader: Float[np.ndarray, "n d"], members: Bool[np.ndarray, "n"]) -> float:
-    """min_q Σ_{j∉T} |k̃_j·q| under k̃_i·q = 1 for all members i ∈ T; infinite where no q gives them that weight."""
+    """min_q Σ_{j∉T} |k̃_j·q| subject to k̃_i·q = 1 for all members i ∈ T; infinite where no q satisfies this."""
     inside, outside = reader[members], reader[~members]
     n, d = outside.shape
     slack = np.eye(n)

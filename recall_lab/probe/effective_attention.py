@@ -1,4 +1,4 @@
-"""The weights of every query over the past: exact where the mechanism is linear in v, an influence elsewhere."""
+"""How queries distribute weight over past tokens: A where the mechanism is linear in v, the size of ∂o/∂v elsewhere."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from recall_lab.shapes import Attention, State
 from recall_lab.task.base import IGNORE
 
 CELLS = 128
-"""The largest number of rows and columns of the matrix that is written out."""
+"""Largest number of rows, and of columns, of the matrix of weights that is stored in rows."""
 
 
 @torch.no_grad()
@@ -29,24 +29,26 @@ def effective_attention(
     token_bins: int = 8,
     matrix: bool = True,
 ) -> list[Row]:
-    """How the weights of the queries with an answer are distributed, per head; of all queries where none has one.
+    """Statistics per head of the effective attention A of the queries that have an answer, or of all if none has one.
 
-    top         how many of the largest |weights| top_mass sums
-    sink        how many of the first tokens sink_mass sums
-    token_bins  bins of the number of tokens that a query sees, of equal width in the logarithm, for
+    top         number of largest shares that top_mass sums
+    sink        number of first tokens that sink_mass covers
+    token_bins  number of bins, equally wide in the logarithm, of the number of tokens up to the query, for
                 target_share_by_tokens; 0: no such rows
-    matrix      whether the weights of the first sequence are written out too, thinned to 128 × 128: see `matrix_rows`
+    matrix      whether to add the weights of the first sequence, thinned to at most 128 × 128: see `matrix_rows`
 
-    With |A| the absolute weights of a query divided by their sum, as distributions over queries (column statistic):
+    Let p_ts = |A_ts| / Σ_s |A_ts| be the shares of the query at t. Mean and quantiles over queries (column statistic):
       target_weight     A at the position that holds the answer
-      target_share      |A| at that position; target_share_by_tokens: by the number of tokens seen (column tokens)
-      entropy           of |A|, in nats
+      target_share      p at that position
+      target_share_by_tokens  the same by t + 1, the number of tokens up to the query (column tokens: mean of the bin)
+      entropy           entropy of p, in nats
       effective_tokens  e^entropy; 0 where all weights are zero
-      top_mass          Σ of the `top` largest |A|
-      distance          Σ |A|_ts (t − s)
-      sink_mass         Σ of |A| over the first `sink` tokens
-    and, per head, static_share (see `static_share`) and residual, ‖A v − o‖/‖o‖, 0 where A v and o are zero.
-    For a mechanism that is not linear in v, the same of its influence (see `influence`), with the prefix influence_.
+      top_mass          sum of the `top` largest shares
+      distance          Σ_s p_ts (t − s)
+      sink_mass         Σ_s p_ts over the first `sink` tokens
+    One value per head: static_share (see `static_share`), and residual, ‖A v − o‖/‖o‖, 0 where A v and o are zero.
+    For a mechanism that is not linear in v, A is its influence (see `influence`), every metric has the prefix
+    influence_, and there is no residual.
     Raises ValueError for an option outside its range.
     """
     whole_number("top", top)
@@ -56,8 +58,8 @@ def effective_attention(
     linear = trace.mixer.linear_in_v
     attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates) if linear else influence(trace)
     prefix = "" if linear else "influence_"
-    asked = trace.source != IGNORE
-    queries = asked if asked.any() else torch.ones_like(asked)
+    has_answer = trace.source != IGNORE
+    queries = has_answer if has_answer.any() else torch.ones_like(has_answer)
     rows: list[Row] = []
     for head in range(attention.shape[1]):
         found = spread(attention[:, head], queries, trace.source, top, sink, token_bins)
@@ -81,7 +83,7 @@ def spread(
     sink: int,
     token_bins: int,
 ) -> list[Row]:
-    """The distributions of `effective_attention` for one head, over the marked queries."""
+    """The rows of `effective_attention` with a column statistic, for one head, over the queries marked True."""
     sequence, position = queries.nonzero(as_tuple=True)
     weight = attention[sequence, position]  # q s, one row per marked query
     total = weight.abs().sum(-1, keepdim=True)
@@ -92,14 +94,14 @@ def spread(
     held = answer != IGNORE
     rows: list[Row] = []
     if held.any():
-        index, asker = answer[held][:, None], sequence[held]
+        index, query_sequence = answer[held][:, None], sequence[held]
         target = share[held].gather(1, index)[:, 0]
-        rows += spread_rows("target_weight", weight[held].gather(1, index)[:, 0], asker)
-        rows += spread_rows("target_share", target, asker)
+        rows += spread_rows("target_weight", weight[held].gather(1, index)[:, 0], query_sequence)
+        rows += spread_rows("target_share", target, query_sequence)
         seen = position[held].cpu().numpy() + 1
         for chosen in bins(seen - 1, token_bins) if token_bins else []:
             tokens = float(seen[chosen].mean())
-            rows += spread_rows("target_share_by_tokens", target[chosen], asker[chosen], tokens=tokens)
+            rows += spread_rows("target_share_by_tokens", target[chosen], query_sequence[chosen], tokens=tokens)
     measured = {
         "entropy": entropy,
         "effective_tokens": entropy.exp() * (total[:, 0] > 0),
@@ -111,11 +113,12 @@ def spread(
 
 
 def static_share(attention: Float[Tensor, "b t s"], queries: Bool[Tensor, "b t"]) -> Float[Tensor, "b"]:
-    """Var_s(E_t A_ts)/Var(A) per sequence, over the marked queries t of the second half and the tokens s of the first.
+    """Share of the variance of A that does not depend on the query: Var_s(E_t A_ts)/Var(A), one value per sequence.
 
-    0: every query weighs tokens of its own; 1: all queries weigh the tokens alike. All these queries see all these
-    tokens. The variance that a mean over so few queries has by chance is subtracted. 0 where all weights are equal,
-    and where fewer than two queries are marked.
+    t runs over the marked queries in the second half of the sequence, s over the tokens in the first half, so that
+    every query sees every token. 1: all queries have the same weights; 0: the mean weights of all tokens are equal.
+    The numerator is corrected for the variance that a mean over few queries has by chance. The result is 0 if all
+    weights are equal, or if fewer than two queries are marked.
     """
     half = attention.shape[-1] // 2
     weight = exact(attention[:, half:, :half])
@@ -132,12 +135,12 @@ def static_share(attention: Float[Tensor, "b t s"], queries: Bool[Tensor, "b t"]
 
 
 def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
-    """‖∂o_t/∂v_s‖_F/√d_value, b h t s; for a mechanism that is linear in v this is |A|.
+    """‖∂o_t/∂v_s‖_F/√d_value; for a mechanism that is linear in v this is |A|.
 
-    Forward mode through the mechanism's recurrence, for a block of positions s at a time: the derivatives of the state
-    by the values of one block have at most `chunk` numbers (or are those of a single position). So memory grows with
-    n², as the result does, and not with n² d². In float64, because a long product of derivatives may become too small
-    for float32.
+    Computed by forward-mode differentiation of the recurrence, one block of positions s at a time. The block is chosen
+    so that the derivatives of the state with respect to its values have at most `chunk` numbers, but it has at least
+    one position. The memory needed thus grows as n², like the result, not as n² d². In float64, because a long product
+    of derivatives may underflow in float32.
     """
     found = torch.zeros(*trace.v.shape[:2], *trace.v.shape[2:3] * 2, dtype=trace.v.dtype, device=trace.v.device)
     trace = double(trace)
@@ -149,7 +152,7 @@ def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
         stop = min(start + block, length)
         after = state
         numbers = sum(part.shape[2:].numel() for part in state.values())
-        d_state = trace.v.new_zeros(*trace.v.shape[:2], 0, numbers)  # of the state by the values since start
+        d_state = trace.v.new_zeros(*trace.v.shape[:2], 0, numbers)  # of the state with respect to v from start on
         for t in range(start, length):
             after, d_o, d_state = _derivatives(trace, t, after, d_state, t < stop)
             power = d_o.square().sum(-1).unflatten(-1, (-1, width)).sum(-1)  # b h s
@@ -161,12 +164,12 @@ def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
 def _derivatives(
     trace: Trace, t: int, state: State, d_state: Float[Tensor, "b h c x"], new: bool
 ) -> tuple[State, Float[Tensor, "b h e v"], Float[Tensor, "b h e y"]]:
-    """The state after position t, and the derivatives of o_t and of that state by the values so far.
+    """The state after position t, and the derivatives of o_t and of that state with respect to e input numbers.
 
-    state    the state before t
-    d_state  derivatives of that state, as one vector, by c numbers
-    new      whether the channels of v_t follow these c numbers
-    Sequences and heads do not mix in a recurrence, so one direction serves all of them at once.
+    state    the state before position t
+    d_state  derivatives of that state (as one vector of x numbers) with respect to c input numbers, channels of values
+    new      whether to add the channels of v_t to these inputs: e = c + d_value, else e = c
+    Sequences and heads do not mix in a recurrence, so one direction of differentiation covers all of them.
     """
     here = slice(t, t + 1)
     q, k, v = trace.q[:, :, here], trace.k[:, :, here], trace.v[:, :, here]
@@ -175,7 +178,7 @@ def _derivatives(
     sizes = [part.shape[2:].numel() for part in state.values()] + [v.shape[-1]]
 
     def step(x: Float[Tensor, "b h z"]) -> Float[Tensor, "b h w"]:
-        """The state and v_t as one vector → o_t and the next state as one vector."""
+        """Maps the state and v_t, as one vector, to o_t and the next state, as one vector."""
         *parts, values = x.split(sizes, dim=-1)
         before = {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
         o, after = trace.mixer.recurrence(q, k, values[:, :, None], gates, before)
@@ -191,7 +194,7 @@ def _derivatives(
     by_values = inputs[:, :, split:] if new else inputs[:, :, :0]
     if d_state.shape[2] < split:
         found = along(torch.cat([F.pad(d_state, (0, v.shape[-1])), by_values], dim=2))
-    else:  # the derivatives by the inputs serve all directions
+    else:  # fewer inputs than directions: differentiate by the inputs, then apply the chain rule
         by_inputs = along(inputs)
         found = d_state @ by_inputs[:, :, :split]
         found = torch.cat([found, by_inputs[:, :, split:]], dim=2) if new else found
@@ -200,21 +203,21 @@ def _derivatives(
 
 
 def matrix_rows(attention: Float[Tensor, "t s"], source: Int[Tensor, "t"], cells: int = CELLS) -> list[Row]:
-    """Entries of the causal part of A, a row each: metric weight, columns query (t), token (s), source and block.
+    """Entries A_ts with s ≤ t as rows of the metric weight, with the columns query (t), token (s), source and block.
 
-    Up to `cells` positions: every entry, with block 1. Beyond: of every block of queries and every block of tokens one
-    entry. Its query is the first of the block that has an answer, or else the first of the block; its token is the one
-    of the block with the largest |A|. A mean would hide a single large weight, and cancel signs.
-    source: the position that holds the query's answer, IGNORE where it has none. block: the positions in a block, so
-    that an entry's cell in the picture is (query // block, token // block).
+    A sequence of up to `cells` positions gives every entry, and block is 1. A longer one is divided into blocks of
+    `block` positions, and every pair of a block of queries and a block of tokens gives one entry: its query is the
+    first in its block with an answer, or else the first; its token is the one with the largest |A| in its block. A mean
+    would hide a single large weight and cancel signs. A figure draws the entry at (query // block, token // block).
+    source is the position that holds the query's answer, or IGNORE.
     """
     length = attention.shape[0]
     block = -(-length // cells)
     source, attention = source.cpu(), attention.cpu()
     rows: list[Row] = []
     for start in range(0, length, block):
-        asking = (source[start : start + block] != IGNORE).nonzero()
-        query = start + (int(asking[0]) if len(asking) else 0)
+        with_answer = (source[start : start + block] != IGNORE).nonzero()
+        query = start + (int(with_answer[0]) if len(with_answer) else 0)
         seen = attention[query, : query + 1]
         tokens = torch.cat([some.abs().argmax(0, keepdim=True) for some in seen.split(block)])
         tokens = tokens + block * torch.arange(len(tokens))

@@ -1,4 +1,4 @@
-"""What a mixer would have answered to other queries at one position, its history and that position's pair unchanged.
+"""Outputs and weights of a mixer if one position had other queries, with its key, value, gates and history unchanged.
 
 Letters as in shapes.py; m counts the queries.
 """
@@ -17,11 +17,11 @@ from recall_lab.shapes import State, Value
 from recall_lab.task.base import IGNORE
 
 CHUNK = 1 << 20
-"""Numbers of copied states that are held at a time; few enough to stay in a processor's cache."""
+"""Most numbers in the states and values that are copied at a time, so that they fit into a processor's cache."""
 
 
 def state_before(trace: Trace, position: int, v: Value | None = None) -> State:
-    """The state after the positions 0 … position − 1. v: other values than those of the trace."""
+    """The state after positions 0 … position − 1. v: values to use instead of those of the trace."""
     v = trace.v if v is None else v
     if position == 0:
         return trace.mixer.empty_state(trace.q, v)
@@ -33,11 +33,12 @@ def state_before(trace: Trace, position: int, v: Value | None = None) -> State:
 def answers(
     trace: Trace, queries: Float[Tensor, "b h m k"], position: int, state: State, v: Value | None = None
 ) -> Float[Tensor, "b h m v"]:
-    """The mixer's output at that position for each of m queries in place of its own.
+    """The mechanism's output at that position for each of m queries instead of its own.
 
-    state  that of `state_before`
-    v      other values than those of the trace
-    One step of the mechanism's recurrence per query, with copies of the state on the batch axis: exact for any mixer.
+    state  the state before that position, from `state_before`
+    v      values to use instead of those of the trace
+    Runs one step of the recurrence per query, with copies of the state along the batch axis, so it is exact for any
+    mixer.
     """
     v = trace.v if v is None else v
     b = queries.shape[0]
@@ -60,7 +61,7 @@ def answers(
 
 
 def weights(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> Float[Tensor, "b h m s"]:
-    """The weights of each query at that position over the positions s = 0 … position.
+    """The effective attention A_s of each query at that position, over the positions s = 0 … position.
 
     Raises TypeError for a mechanism that is not linear in v.
     """
@@ -72,24 +73,24 @@ def weights(trace: Trace, queries: Float[Tensor, "b h m k"], position: int) -> F
 
 
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
-    """The derivative of the function at x along the direction, by forward mode."""
+    """The directional derivative of the function at x, by forward-mode differentiation."""
     with warnings.catch_warnings():
-        # torch's first use of forward mode loads a module that it calls deprecated.
+        # On its first use, forward-mode differentiation loads a module that torch itself calls deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         change: Tensor = torch.func.jvp(function, (x,), (direction,))[1]
         return change
 
 
 def query_scale(trace: Trace) -> float:
-    """The factor from a key to its query: Σ q_t·k_source / Σ ‖k_source‖² over the positions t with a source.
+    """The factor c in q ≈ c k, for a query q and the key k at its source: Σ q·k / Σ ‖k‖² over queries with a source.
 
-    Exact for the oracle, whose queries are multiples of keys. √d_key where no position has a source, or where the sum
-    is not positive.
+    Exact for the oracle, whose queries are multiples of keys. √d_key if no position has a source, or if Σ q·k is not
+    positive.
     """
-    asked = trace.source != IGNORE
-    if asked.any():
+    has_answer = trace.source != IGNORE
+    if has_answer.any():
         k = gather(trace.k, trace.source)
-        mask = asked[:, None, :, None]
+        mask = has_answer[:, None, :, None]
         scale = float((trace.q * k * mask).sum() / (k.square() * mask).sum().clamp(min=1e-30))
         if scale > 0:
             return scale
@@ -97,7 +98,7 @@ def query_scale(trace: Trace) -> float:
 
 
 def gather(x: Float[Tensor, "b h t d"], source: Int[Tensor, "b m"]) -> Float[Tensor, "b h m d"]:
-    """x at the positions in `source`, for every head; where source is IGNORE, x at position 0."""
+    """x at the m positions per sequence in `source`, for every head; where source is IGNORE, x at position 0."""
     index = source.clamp(min=0)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
     return x.gather(2, index)
 

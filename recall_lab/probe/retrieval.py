@@ -1,4 +1,4 @@
-"""Retrieval: how often a model answers correctly, in all and by whatever a figure may split by."""
+"""Retrieval: how often a model answers correctly, overall and by factors of the task such as the age of an answer."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,19 +24,19 @@ def retrieval(
     by: Sequence[str] = ("age",),
     values: int = 12,
 ) -> list[Row]:
-    """The accuracy of the model on one batch.
+    """Measures the accuracy of the model on one batch.
 
-    by      factors of the batch to split by; age is the query's position minus that of its answer
-    values  how many values of a factor have rows of their own; where there are more, they are put into that many bins
-            of equal width in the logarithm
+    by      factors of the batch by which the accuracy is split; age: the query's position minus that of its answer
+    values  largest number of distinct values of a factor that each get a row; more values are sorted into that many
+            bins, equally wide in the logarithm
 
-    accuracy           share of the scored positions that are answered correctly
-    sequence_accuracy  share of the sequences with every scored position correct
-    loss_bits          mean −log₂ p of the correct answer
-    accuracy_by_FACTOR, with the column FACTOR (its mean in the bin)
-    In a continuous task instead: squared_error and squared_error_by_FACTOR.
-    All rows have the column length. Raises ValueError for a factor that the batch does not have, and where outputs of
-    the model are not finite.
+    accuracy            share of the scored positions that are answered correctly
+    sequence_accuracy   share of the sequences in which every scored position is answered correctly
+    loss_bits           mean −log₂ p of the correct answer, in bits
+    accuracy_by_FACTOR  accuracy per value or bin of the factor; the column FACTOR holds its mean in the bin
+    For a task with continuous targets, only squared_error and squared_error_by_FACTOR.
+    All rows have the column length. Raises ValueError for a factor that the batch does not have, and if outputs of the
+    model are not finite.
     """
     whole_number("values", values)
     device = next(model.parameters()).device
@@ -68,7 +68,7 @@ def retrieval(
 def _levels(
     batch: Batch, factor: str, position: Int[np.ndarray, "p"]
 ) -> tuple[Int[np.ndarray, "p"], Bool[np.ndarray, "p"]]:
-    """The factor at every scored position, and where it is known."""
+    """The factor at each of the p scored positions, and whether it is known there."""
     source = "source" if factor == "age" else factor
     known = [*batch.factors, *(["age"] if "source" in batch.factors else [])]
     require(source in batch.factors, f"by={factor!r}: this task's factors are {', '.join(known) or 'none'}")
@@ -77,7 +77,7 @@ def _levels(
 
 
 def _groups(level: Int[np.ndarray, "p"], known: Bool[np.ndarray, "p"], values: int) -> list[Int[np.ndarray, "g"]]:
-    """Indices of the scored positions with a known level: one group per level, or per bin of levels."""
+    """Indices of the scored positions whose level is known: one group per level, or per bin of levels."""
     index = np.flatnonzero(known)
     distinct = np.unique(level[index])
     if len(distinct) <= values:

@@ -1,7 +1,7 @@
 """Rows with 95 % intervals: a mean, a share, a distribution.
 
-Reads of one sequence depend on each other, because they share its history. Where the sequence of every read is given,
-the sequences are the clusters of the interval. An interval describes one run; to compare mechanisms, use several runs.
+Measurements on one sequence are correlated, because they share its history. If the sequence of every measurement is
+given, the interval treats each sequence as a cluster. It describes one run; to compare mechanisms, use several runs.
 """
 
 import numpy as np
@@ -16,15 +16,15 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 Numbers = Tensor | np.ndarray
 Column = float | int | str
-"""What a column of a row may hold."""
+"""Types of the entries of a row."""
 
 
 def share_row(metric: str, hits: Numbers, sequence: Numbers | None = None, **columns: Column) -> Row:
-    """The share of hits (booleans), with its interval in columns low and high, and the number of reads (count).
+    """A row with the share of true `hits` (booleans), its 95 % interval (low, high) and the number of hits (count).
 
-    sequence  the index of each read's sequence, in the shape of hits
-    The interval is Wilson's. With `sequence` it is widened to that of `mean_row` where the latter is wider, and cut
-    to [0, 1]. Raises ValueError where there are no hits.
+    sequence  the index of the sequence of each hit, in the shape of hits
+    The interval is Wilson's. With `sequence` it is extended to that of `mean_row` where the latter is wider, and cut
+    to [0, 1]. Raises ValueError if `hits` is empty.
     """
     row = mean_row(metric, hits, sequence, **columns)
     low, high = wilson(round(row["value"] * row["count"]), row["count"])
@@ -34,11 +34,12 @@ def share_row(metric: str, hits: Numbers, sequence: Numbers | None = None, **col
 
 
 def mean_row(metric: str, values: Numbers, sequence: Numbers | None = None, **columns: Column) -> Row:
-    """The mean of the values, with its interval in columns low and high, and the number of values (count).
+    """A row with the mean of the values, its 95 % interval (low, high) and the number of values (count).
 
-    sequence  the index of each value's sequence, in the shape of values
-    The interval is Student's t; without `sequence`, or with a single one, the values count as independent. A single
-    value has an interval of width zero. Raises ValueError where there are no values.
+    sequence  the index of the sequence of each value, in the shape of values
+    The interval is Student's t, with sequences as clusters. Without `sequence`, or if all values are of one sequence,
+    the values are treated as independent. A single value has an interval of width zero. Raises ValueError if there are
+    no values.
     """
     numbers = _flat(values).astype(float)
     if not numbers.size:
@@ -48,7 +49,7 @@ def mean_row(metric: str, values: Numbers, sequence: Numbers | None = None, **co
     if sequence is not None:
         found, index = np.unique(_flat(sequence), return_inverse=True)
         groups = index if len(found) > 1 else groups
-    # The sum of the residuals of each cluster; clusters of one value give the usual standard error.
+    # Sum of the residuals per cluster; with one value per cluster this gives the usual standard error.
     residual = np.bincount(groups, weights=numbers - mean)
     clusters, half = len(residual), 0.0
     if clusters > 1:
@@ -58,7 +59,7 @@ def mean_row(metric: str, values: Numbers, sequence: Numbers | None = None, **co
 
 
 def spread_rows(metric: str, values: Numbers, sequence: Numbers | None = None, **columns: Column) -> list[Row]:
-    """A distribution: `mean_row` (column statistic: "mean") and a row per quantile (statistic: "q05" … "q95")."""
+    """Rows of a distribution: mean and quantiles. Column statistic: "mean", "q05", "q25", "q50", "q75", "q95"."""
     rows = [mean_row(metric, values, sequence, statistic="mean", **columns)]
     numbers = _flat(values).astype(float)
     for q, value in zip(QUANTILES, np.quantile(numbers, QUANTILES), strict=True):

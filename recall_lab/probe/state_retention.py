@@ -1,4 +1,4 @@
-"""What a state retains: answers to keys by age and load, a linear decoder without keys, singular values, bits."""
+"""What a state retains: answers to keys by age and load, a linear decoder, singular values, information in bits."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,27 +31,32 @@ def state_retention(
     ridge: float | int = 1e-3,
     state_rank: bool = False,
 ) -> list[Row]:
-    """What the state holds after some positions of the sequence.
+    """Measures what the state holds at several positions of the sequence.
 
-    at          shares of the sequence after which the state is measured (1: after the last token)
-    read        which keys are queried: "all" that were written and not written again, or those "asked" by the batch
-    age_bins    bins of the age of a pair, of equal width in the logarithm; 0: no rows by age
-    age_reads   bins with fewer reads are joined with their neighbours
-    spectrum    whether the singular values of S are measured, for mechanisms whose state is one matrix S
-    lags        lags of a linear decoder, where the state has seen that many tokens; none: no such rows
+    at          shares of the sequence after which the state is measured; 1: after the last token
+    read        which keys are queried: "all" keys written so far whose pair is not overwritten later on, or only those
+                "asked", which the batch itself queries
+    age_bins    number of bins, equally wide in the logarithm, of the age of a pair in tokens; 0: no rows by age
+    age_reads   least number of answers per bin; a bin with fewer is merged with its neighbour
+    spectrum    whether the singular values of S are measured, for mechanisms that have a matrix S in their state
+    lags        lags of a linear decoder; a lag that exceeds the position is skipped; []: no such rows
     ridge       the decoder's penalty, in units of the mean diagonal of its kernel
     state_rank  whether the effective state size is computed; its time grows as length³
 
-    Every row has the columns layer, d_key and position (tokens seen); rows on keys also have pairs (keys in the state).
-    Over all keys and heads, and, under the names …_by_age with the column age, per bin of age:
-      top1       share of the answers nearest, in angle, to the value that was written
-      error      E‖o − v‖²/E‖v‖²; a key is queried at the scale of the trace's own queries
-      cosine     of o and v
-    bits and bits_per_entry: Fano's bound for that top-1 (`information.bits_kept`), in all and per number of the state.
-    norm: of the state's numbers as one vector. effective_rank, stable_rank, participation, singular_value: see
+    Every row has the columns layer, d_key and position (number of tokens up to the state); rows on keys also have pairs
+    (keys in the state). With o the answer to a key and v the value written with it, over all queried keys and heads:
+      top1            share of the answers whose nearest candidate value, in angle, is v
+      error           E‖o − v‖²/E‖v‖²
+      cosine          mean cosine of o and v
+      …_by_age        the same per bin of the age of the pair (column age: mean of the bin)
+      bits            least information in the state, summed over heads, that allows this top1 (Fano's inequality,
+                      `information.bits_kept`)
+      bits_per_entry  the same per number of the state
+    A key is queried at the scale of the trace's own queries (`query_scale`).
+    norm: norm of the state, flattened to a vector. effective_rank, stable_rank, participation, singular_value: see
     `spectra`. decode_top1, decode_control, selectivity, decode_r2: see `decode`. state_rank, state_effective_rank: see
     `effective_state_size`.
-    Raises ValueError for an option outside its range, and where a decoder has too few sequences.
+    Raises ValueError for an option outside its range, and for a decoder with fewer than 4 sequences.
     """
     choice("read", read, ("all", "asked"))
     whole_number("age_bins", age_bins, 0)
@@ -78,9 +83,10 @@ def state_retention(
 
 
 def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, age_reads: int) -> list[Row]:
-    """The answers to keys queried at that position, its history and its own pair unchanged.
+    """Rows on the answers to keys that are queried at that position, with its history, key and value unchanged.
 
-    entries: numbers of the state per head. The other arguments are those of `state_retention`.
+    entries: number of elements of the state per head. The other arguments are those of `state_retention`. No rows if no
+    key is to be queried.
     """
     b, h, _, _ = trace.k.shape
     wanted = _wanted(trace, position, read)
@@ -99,7 +105,7 @@ def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, a
         (mean_row, "cosine", torch.cosine_similarity(o, v, dim=-1)),
     ]
     sequence = torch.arange(b, device=mask.device)[:, None, None].expand(mask.shape)
-    # The load of the state: all pairs that the oracle wrote, or the pairs that the task asks a model for.
+    # The load of the state: all pairs that the oracle wrote; for a model, the pairs that the task queries.
     held = wanted if trace.candidates is None else _wanted(trace, position, "all")
     load = {"pairs": float(held.sum(1).double().mean())}
     rows = [row(metric, values[mask], sequence[mask], **load) for row, metric, values in measured]
@@ -119,7 +125,7 @@ def keyed(trace: Trace, position: int, read: str, entries: int, age_bins: int, a
 
 
 def _wanted(trace: Trace, position: int, read: str) -> Bool[Tensor, "b s"]:
-    """Which of the positions 0 … position are read: those asked by the batch, or all whose key isn't written again."""
+    """Which positions s ≤ position have a key to query: sources of the batch's queries, or keys not written again."""
     if read == "asked":
         wanted = torch.zeros(trace.k.shape[0], position + 2, dtype=torch.bool, device=trace.k.device)
         skipped = (trace.source == IGNORE) | (trace.source > position)
@@ -132,7 +138,7 @@ def _wanted(trace: Trace, position: int, read: str) -> Bool[Tensor, "b s"]:
 def nearest(
     o: Float[Tensor, "b h m v"], v: Float[Tensor, "b h m v"], candidates: Float[Tensor, "n v"] | None
 ) -> Bool[Tensor, "b h m"]:
-    """Whether the candidate nearest to o in angle is the one nearest to v. candidates: all v of the head where None."""
+    """Whether the candidate nearest to o in angle is also the one nearest to v. candidates: None for the m values v."""
     hits = []
     for some, truth in zip(o.split(8), v.split(8), strict=True):
         options = torch.nn.functional.normalize(truth if candidates is None else candidates, dim=-1).mT
@@ -141,12 +147,12 @@ def nearest(
 
 
 def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
-    """Measures of the singular values σ of S: means over sequences and heads.
+    """Measures of the singular values σ of the matrix state S, averaged over sequences and heads.
 
     effective_rank  e^H of σ/Σσ (Roy and Vetterli 2007)
     stable_rank     ‖S‖_F²/‖S‖₂²
     participation   (Σσ²)²/Σσ⁴
-    singular_value  σ_j/Σσ, a row per j with the column index, from 1
+    singular_value  σ_j/Σσ, one row per j (column index: 1 for the largest)
     """
     sigma = torch.linalg.svdvals(exact(S)).flatten(0, 1)
     share = sigma / sigma.sum(-1, keepdim=True).clamp(min=1e-300)
@@ -163,20 +169,20 @@ def spectra(S: Float[Tensor, "b h k v"]) -> list[Row]:
 def decode(
     trace: Trace, position: int, state: State, lag: int, ridge: float | int, rng: np.random.Generator
 ) -> list[Row]:
-    """A linear decoder from the state after that position to the value written `lag` positions before it, per head.
+    """Rows on a linear decoder per head, predicting v at position − lag from the state after `position`.
 
     Ridge regression in its dual form, fitted on half of the sequences and tested on the other half:
-      decode_top1     share of the predictions nearest to the value that was written
+      decode_top1     share of the predictions whose nearest candidate value, in angle, is v
       decode_control  the same for a decoder fitted to values shuffled between sequences
-      selectivity     their difference (Hewitt and Liang, arXiv 1909.03368)
-      decode_r2       share of the values' variance that is explained
+      selectivity     decode_top1 − decode_control (Hewitt and Liang, arXiv 1909.03368)
+      decode_r2       R² of the predictions
     Raises ValueError for fewer than 4 sequences.
     """
     b, h = trace.k.shape[:2]
     require(
         b >= 4,
-        f"probe.state_retention.lags needs at least 4 sequences, and there are {b}: raise test.probe_sequences, "
-        "or oracle.reads for the oracle, or set probe.state_retention.lags=[]",
+        f"probe.state_retention.lags needs at least 4 sequences, but there are {b}: raise test.probe_sequences "
+        "(with the oracle: oracle.reads), or set probe.state_retention.lags=[]",
     )
     x = exact(state_vector(state).transpose(0, 1))  # h b x
     y = exact(trace.v[:, :, position - lag].transpose(0, 1))  # h b v
@@ -208,11 +214,12 @@ def decode(
 
 
 def effective_state_size(trace: Trace, cuts: int = 8) -> list[Row]:
-    """Rank of A[i:, :i], the map from the values before position i to the outputs from i on, at some cuts i.
+    """Rank of A[i:, :i], which maps the values at positions < i to the outputs at positions ≥ i, at evenly spaced i.
 
-    state_rank            singular values in float64 above σ₁ · max(shape) · ε
-    state_effective_rank  e^H of the singular values divided by their sum
-    Means over sequences and heads, with the column position (i); the largest over the cuts is the size.
+    state_rank            number of singular values, in float64, above σ₁ · max(shape) · ε
+    state_effective_rank  effective rank (`effective_rank`)
+    Both are means over sequences and heads, with the column position (i). The effective state size is the largest over
+    i.
     No rows for a mechanism that is not linear in v. Source: Parnichkun et al., arXiv 2504.19561.
     """
     if not trace.mixer.linear_in_v:

@@ -18,9 +18,9 @@ IGNORE = -100
 class Batch:
     """Sequences and the targets of their scored positions.
 
-    tokens   b t, int32 ids (or b t c: c ids per position, whose embeddings are added); of a continuous task b t width,
-             float32
-    targets  b t, int32: the class that the logits at *that same position* should predict, IGNORE elsewhere; of a
+    tokens   b t, int32 ids (or b t c: c ids per position, whose embeddings are added); for a continuous task b t
+             width, float32
+    targets  b t, int32: the class that the logits at *that same position* should predict, IGNORE elsewhere; for a
              continuous task b t vocab, float32: the vector that the output at that position should equal, IGNORE in
              all channels elsewhere
     factors  name → b t, int32: quantities that a plot may split the scored positions by; IGNORE elsewhere.
@@ -73,12 +73,12 @@ class Task(ABC):
     """n: positions of a sequence."""
 
     scales: ClassVar[tuple[str, ...]] = ("length",)
-    """The fields that are multiplied together when a training mixture or a test grid is derived."""
+    """The fields that are multiplied by one common factor when a training mixture or a test grid is derived."""
 
     @property
     @abstractmethod
     def vocab(self) -> int:
-        """Width of the output: the number of token ids, which are the classes; of a continuous task the number of
+        """Width of the output: the number of token ids, which are the classes; for a continuous task the number of
         channels of a target."""
 
     @property
@@ -94,12 +94,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """Expected accuracy per scored token of a guess made without reading the sequence; of a continuous task the
-        normalised error of the mean target, Σ‖y − target‖² / Σ‖target − mean‖² = 1."""
+        """Expected accuracy per scored token of a guess made without reading the sequence; for a continuous task the
+        normalised error Σ‖output − target‖² / Σ‖target − mean target‖² of the mean target, which is 1."""
 
     @abstractmethod
     def sample(self, sequences: int, rng: np.random.Generator) -> Batch:
-        """Draws that many independent sequences, using no randomness but `rng`."""
+        """Draws `sequences` independent sequences, with no source of randomness but `rng`."""
 
     @abstractmethod
     def solve(self, tokens: Shaped[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *w"]:
@@ -107,8 +107,8 @@ class Task(ABC):
 
     @abstractmethod
     def roles(self, tokens: Shaped[np.ndarray, "b t *c"]) -> Shaped[np.ndarray, "b t *c"]:
-        """The role of each token as a word ("key", "value", "query", "filler" …), for display; of a continuous task
-        the role of each position (b t). The scored positions are those with a "query"."""
+        """The role of each token as a word ("key", "value", "query", "filler" …), for display; for a continuous
+        task the role of each position (b t). The scored positions are those with a "query"."""
 
     def at(self, **cell: Any) -> "Task":
         """The same task with other values of some parameters.
@@ -121,8 +121,7 @@ class Task(ABC):
         return replace(self, **cell)
 
     def scaled(self, factors: Sequence[float | int]) -> Scaled:
-        """The cells in which every field of `scales` is multiplied by a factor and rounded down, but not below 1
-        (a field that is 0 stays 0)."""
+        """One cell per factor: every field of `scales` times the factor, rounded down, at least 1 (0 stays 0)."""
         cells: list[dict[str, int]] = []
         impossible: dict[str, None] = {}
         for factor in factors:
@@ -151,8 +150,8 @@ def put(array: Shaped[np.ndarray, "b t *c"], position: Int[np.ndarray, "b n"], v
 def distinct(rng: np.random.Generator, rows: int, count: int, pool: int) -> Int32[np.ndarray, "rows count"]:
     """`count` different integers of range(pool) in each row, every ordered choice equally likely.
 
-    Where 4·count > pool, the start of a random permutation. Otherwise independent draws, in which entries that repeat
-    an earlier one of their row are drawn again until none does; this treats all integers alike, so every ordered
+    Where 4·count > pool, the first entries of a random permutation. Otherwise independent draws, in which entries that
+    repeat an earlier one of their row are drawn again until none does; this treats all integers alike, so every ordered
     choice keeps the same probability. Raises ValueError where count > pool.
     """
     require(count <= pool, f"{count} different values cannot be drawn from a pool of {pool}")
@@ -187,9 +186,9 @@ def smallest(
     """Columns of the `count` smallest entries of each row, smallest first, equal ones by column; entries are int32 or
     float32 and at least 0. Equals keys.argsort(axis=1, kind="stable")[:, :count].
 
-    Such numbers have the order of their bit patterns, so one 64-bit integer, the key in its upper and the column in
-    its lower half, can be partitioned and sorted in place of an index. That is 7 to 11 times as fast as the stable
-    argsort (4096 × 248, count 8: 3.6 against 39 ms), without which 100,000 long sequences of mqar take 3 times as long.
+    Such numbers are ordered like their bit patterns. Entry and column are therefore packed into one 64-bit integer, the
+    entry in the upper half, and these integers are partitioned and sorted. This is 7 to 11 times as fast as the stable
+    argsort (4096 × 248, count 8: 3.6 ms and 39 ms), with which 100,000 long sequences of mqar take 3 times as long.
     """
     packed = np.empty((*keys.shape, 2), dtype="<u4")
     packed[..., 0] = np.arange(keys.shape[1])
@@ -203,21 +202,22 @@ def smallest(
 
 
 def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int | None) -> int:
-    """How many token ids each part of a key is chosen from, where half of the vocabulary is values: `chosen`, or the
-    largest number there are ids for.
+    """Number of token ids that each part of a key is chosen from: `chosen`, or for None the largest possible.
+
+    Id 0 is filler, half of the vocabulary is values, and the other ids are divided equally among the parts of a key.
 
     Raises ValueError unless all pairs and distractors can have different keys and different values.
     """
     ids, values = vocab // 2 - 1, vocab // 2
     size = ids // parts if chosen is None else chosen
-    made = f"vocab={vocab} with key_parts={parts} of key_alphabet={size}"
+    made = f"vocab={vocab}, key_parts={parts} and key_alphabet={size}"
     need = max(size, 1) * parts
-    require(size >= 1 and need <= ids, f"{made} has only {ids} ids for keys: at least {need} are needed")
+    require(size >= 1 and need <= ids, f"{made} need {need} ids for keys, but there are only {ids}")
     keys = size**parts
-    require(keys < 2**31, f"{made} makes {keys} keys: there must be at most {2**31 - 1}")
+    require(keys < 2**31, f"{made} give {keys} keys: there must be at most {2**31 - 1}")
     require(
         pairs + distractors <= min(keys, values),
-        f"pairs={pairs} and distractors={distractors} but {made} has only {keys} keys and {values} values",
+        f"pairs={pairs} and distractors={distractors} but {made} give only {keys} keys and {values} values",
     )
     return size
 
@@ -225,7 +225,7 @@ def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int |
 def spell(code: Int[np.ndarray, "b n"], parts: int, letters: int) -> Int32[np.ndarray, "b n parts"]:
     """Key number → token ids of its parts: digit j of the number in base `letters` becomes id 1 + j·letters + digit.
 
-    The embeddings of the parts are added, so keys that share parts are correlated, whatever the embedding:
+    The embeddings of the parts are added, so keys that share parts are correlated for every embedding:
     A^parts keys (A = letters) lie in A·parts dimensions. With orthogonal embeddings two keys have the cosine
     (shared parts)/parts; its mean over all pairs of different keys is (A^(parts−1) − 1)/(A^parts − 1), about 1/A.
     """

@@ -15,7 +15,7 @@ class JointRecall(Task):
     """[context key value key value …] for several contexts that bind the same keys, then each [context key].
 
     Token ids: 0 is filler, 1 … contexts are contexts, then keys, then as many values. Every context binds all of the
-    `pairs` keys, in an order of its own; no value occurs twice. Every (context, key) is queried once, in a slot of two
+    `pairs` keys, in its own order; no value occurs twice. Every (context, key) is queried once, in a slot of two
     positions drawn uniformly from those after the bindings; the key's position is scored. A model that ignores the
     context is right in one of `contexts` cases. Factor: `source`, the position of the value.
 
@@ -32,7 +32,7 @@ class JointRecall(Task):
     length: int = 128
     """n: positions of a sequence."""
     contexts: int = 3
-    """C: contexts, each with a table of its own."""
+    """C: contexts, each with its own values for the keys."""
     pairs: int = 8
     """D: keys, the same in every context."""
 
@@ -46,13 +46,13 @@ class JointRecall(Task):
         bound = self.contexts * self.pairs
         require(
             bound <= self._pool,
-            f"contexts={self.contexts} of pairs={self.pairs} need {bound} values, but vocab={self.vocab} has only "
+            f"contexts={self.contexts} and pairs={self.pairs} need {bound} values, but vocab={self.vocab} has only "
             f"{self._pool}",
         )
         need = self.contexts + 4 * bound
         require(
             need <= self.length,
-            f"contexts={self.contexts} of pairs={self.pairs} need a length of at least {need}, not {self.length}",
+            f"contexts={self.contexts} and pairs={self.pairs} need a length of at least {need}, not {self.length}",
         )
 
     @property

@@ -20,8 +20,8 @@ class MQAR(Task):
 
     Token ids: 0 is filler, 1 … V/2−1 are keys, V/2 … V−1 are values. `pairs` different keys with different values
     fill the first 2·pairs positions, the context. The rest is divided into slots of two positions; the queries draw
-    slots without replacement, slot g with p ∝ (g+1)^(gap_exponent−1), so at .01 most queries come soon (≈ 1/g) and at
-    1 they are uniform. A query is a key at the first position of its slot, and that position is scored. At
+    slots without replacement, slot g with probability ∝ (g+1)^(gap_exponent−1): at .01 (about 1/g) most queries follow
+    soon after the pairs, at 1 they are uniform. A query is a key at the first position of its slot, which is scored. At
     length = 4·pairs every slot is used, and gap_exponent changes only the order of the queries.
     Factor: `source`, the position of the value.
 
@@ -46,8 +46,8 @@ class MQAR(Task):
     gap_exponent: float | int = 0.01
     """a, from 0 to 1: how strongly queries favour the slots next to the context; 1: not at all."""
     key_parts: int = 1
-    """Tokens that make up a key, one per channel of its position (above 1 tokens are b t c): keys that share parts are
-    correlated, see `base.spell`."""
+    """Tokens that make up a key, one per channel of its position. If above 1, tokens are b t c, and keys that share
+    parts are correlated (see `base.spell`)."""
     key_alphabet: int | None = None
     """A: token ids that each part is chosen from; None: (V/2 − 1) // key_parts. The mean cosine of keys is ≈ 1/A."""
 
@@ -97,7 +97,7 @@ class MQAR(Task):
         source: Int[np.ndarray, "b t"],
         rng: np.random.Generator,
     ) -> None:
-        """Draws sequences into arrays that hold nothing but filler and IGNORE."""
+        """Draws sequences and writes them into arrays that hold only filler and IGNORE."""
         b, pairs, parts, values = len(tokens), self.pairs, self.key_parts, self.vocab // 2
         context, bound = 2 * pairs, pairs + self.distractors
         letters = alphabet(self.vocab, pairs, self.distractors, parts, self.key_alphabet)

@@ -59,11 +59,11 @@ class Needle(Task):
             share("depth", self.depth)
         require(self.queries <= self.keys, f"queries={self.queries} but keys={self.keys}: must be at most keys")
         need = self.keys * self.values
-        if self.haystack == "needles":  # whose values are others than the queried ones
+        if self.haystack == "needles":  # the haystack needs a value that is not queried
             need = max(need, self.queries * self.values + 1)
         require(
             need <= self._pool,
-            f"keys={self.keys} of values={self.values} need {need} values, but vocab={self.vocab} with "
+            f"keys={self.keys} and values={self.values} need {need} values, but vocab={self.vocab} with "
             f"words={self.words} has only {self._pool}",
         )
         least = 3 * self.keys * self.values + self.queries * (1 + self.values)
@@ -116,22 +116,22 @@ class Needle(Task):
         tokens[:, query] = first_key + key[:, : self.queries].repeat(self.values, axis=1)
         targets[:, query] = first_value + value[:, :queried]
         source[:, query] = start[:, :queried] + 2
-        depth[:, query] = np.rint(100 * before[:, :queried] / max(self._straws(text), 1))
+        depth[:, query] = np.rint(100 * before[:, :queried] / max(self._haystack_units(text), 1))
         return Batch(tokens, targets, {"source": source, "depth": depth})
 
-    def _straws(self, text: int) -> int:
-        """Units of the haystack (words, or needles where it is made of those) that fit beside the needles."""
+    def _haystack_units(self, text: int) -> int:
+        """Number of words (haystack of needles: of further needles) that fit into the text besides the needles."""
         needles = self.keys * self.values
         return text // 3 - needles if self.haystack == "needles" else text - 3 * needles
 
     def _positions(
         self, sequences: int, text: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "b needles"], Int[np.ndarray, "b needles"]]:
-        """How many straws precede each needle, and the needle's position; the needles of a key in the text's order."""
-        straws = self._straws(text)
-        before = rng.integers(straws + 1, size=(sequences, self.keys * self.values))
+        """Units of the haystack before each needle, and its position; the needles of a key are in ascending order."""
+        units = self._haystack_units(text)
+        before = rng.integers(units + 1, size=(sequences, self.keys * self.values))
         if self.depth is not None:
-            before[:, 0] = round(self.depth * straws)
+            before[:, 0] = round(self.depth * units)
         before.reshape(sequences, self.keys, self.values).sort(axis=2)
         earlier = before.argsort(axis=1, kind="stable").argsort(axis=1)  # how many needles precede each
         return before, (3 if self.haystack == "needles" else 1) * before + 3 * earlier

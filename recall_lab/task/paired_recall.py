@@ -15,8 +15,8 @@ class PairedRecall(Task):
     """A pair has its key in the first channels and its value in the last; a query has a key and no value.
 
     Token ids as in mqar: 0 is empty, 1 … V/2−1 are keys, V/2 … V−1 are values. The first `pairs` positions hold
-    different keys with different values. The queries come after them at random positions; the numbers of times that
-    two keys are queried differ by at most one. The embeddings of the channels are added, so a single layer without a
+    different keys with different values. The queries come after them at random positions; any two
+    keys are queried equally often, to within one. The embeddings of the channels are added, so a single layer without a
     short convolution can solve this task, whereas mqar also needs a shift by one token.
     Factor: `source`, the position of the pair.
 
@@ -35,7 +35,7 @@ class PairedRecall(Task):
     pairs: int = 32
     """D: pairs in the context."""
     queries: int | None = None
-    """Positions after the pairs that hold a query, the rest being empty; None: all but the distractors."""
+    """Number of positions after the pairs that hold a query; the others are empty. None: all but the distractors."""
     distractors: int = 0
     """Further pairs that are never queried, at random positions among the queries."""
     key_parts: int = 1

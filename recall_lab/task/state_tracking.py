@@ -18,8 +18,8 @@ GROUPS = {"parity": 2, "s3": 3, "s4": 4, "s5": 5}
 class StateTracking(Task):
     """A sequence of group elements; the target at each position is the product of all elements up to it.
 
-    A contrast to recall: the answer depends on every token so far, so there is no `source`. Token ids and classes are
-    the group's elements, permutations in lexicographic order (0 the identity): s_t = g_t ∘ s_{t−1}. For parity these
+    Unlike in recall, the answer depends on every token so far, so there is no `source`. Token ids and classes are the
+    group's elements, permutations in lexicographic order (0 the identity): s_t = g_t ∘ s_{t−1}. For parity these
     are bits and their sum modulo 2. Elements are uniform and independent, so every state is uniform too.
 
     >>> batch = StateTracking(group="parity", length=8).sample(1, np.random.default_rng(0))

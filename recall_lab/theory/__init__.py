@@ -1,6 +1,6 @@
 """Closed forms for what a mechanism returns when keys and values are random and nothing is trained.
 
-A module per subject. Symbols, and the argument names that stand for them:
+One module per subject. Symbols, and the argument names that stand for them:
 
 n         number of pairs written                    V         number of candidate values (`candidates`)
 d_k, d_v  widths of a key and a value                m         age: pairs written after the one that is read

@@ -27,8 +27,8 @@ def top1(
 ) -> Numbers:
     """Probability that the candidate nearest to the read-out o = s v + Σ_j w_j v_j is v.
 
-    signal: s; noise: N = E Σ_j w_j²; others: number of stored pairs over which the noise is spread; cosine: the mean
-    of w_j. To leading order, with z ~ N(0, 1), w = N/others and ‖o‖² = (s + √(N/d_v) z)² + N,
+    signal: s; noise: N = E Σ_j w_j²; others: number of other stored pairs, which share the noise; cosine: the mean of
+    w_j. To leading order, with z ~ N(0, 1), w = N/others and ‖o‖² = (s + √(N/d_v) z)² + N,
 
         P = E_z[ F_{d_v}((s + √(N/d_v) z)/‖o‖)^{V−1−others} · Φ((s + √(N/d_v) z)/√(‖o‖²/d_v + w))^{others} ]:
 

@@ -12,7 +12,7 @@ def static_recall(budget: Numbers, n: Numbers, candidates: Numbers = np.inf) -> 
 
 
 def window_coverage(distance: Numbers, window: Numbers) -> Numbers:
-    """Share of queries whose answer lies in the window: mean of [distance < w].
+    """Share of queries whose answer is in the window: mean of [distance < w].
 
     distance: query position − value position, queries on the last axis. A window of w holds the current token and the
     w − 1 before it.
@@ -23,9 +23,9 @@ def window_coverage(distance: Numbers, window: Numbers) -> Numbers:
 def window_reach(window: Numbers, short_conv: Numbers) -> Numbers:
     """Distance below which one layer of sliding-window attention can find a pair: w + c − 2, or 0 for c < 2.
 
-    The key stands at position p and the value at p + 1; both pass through a causal convolution of width c. A position
-    s sees both if p + 1 ≤ s ≤ p + c − 1. The last such position is c − 2 after the value and leaves the window that
-    much later. With c = 2 the only such position is that of the value, so the reach is w. Without a convolution no
-    position sees both.
+    w: window; c: width of the short convolution. The key is at position p and the value at p + 1; both pass through the
+    causal convolution. Position s receives both if p + 1 ≤ s ≤ p + c − 1. The last such position is c − 2 after the
+    value and therefore leaves the window c − 2 steps after it. With c = 2 the only such position is that of the value,
+    so the reach is w. Without a convolution no position receives both.
     """
     return np.where(np.asarray(short_conv) < 2, 0, np.asarray(window) + np.asarray(short_conv) - 2)

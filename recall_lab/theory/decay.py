@@ -7,7 +7,7 @@ from recall_lab.theory.base import Numbers
 
 
 def signal(age: Numbers, gamma: float) -> Numbers:
-    """Weight of a pair in the read-out of its own key, m pairs later: γ^m."""
+    """Weight of a pair of age m in the read-out of its key: γ^m."""
     return gamma ** np.asarray(age, float)
 
 

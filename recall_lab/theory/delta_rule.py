@@ -7,7 +7,7 @@ from recall_lab.theory.base import Numbers
 
 
 def signal(age: Numbers, d_key: Numbers, beta: float = 1.0) -> Numbers:
-    """Weight of a pair in the read-out of its own key, m pairs later: β (1 − β/d_k)^m."""
+    """Weight of a pair of age m in the read-out of its key: β (1 − β/d_k)^m."""
     return beta * (1 - beta / np.asarray(d_key, float)) ** np.asarray(age)
 
 

@@ -16,7 +16,7 @@ def exponent(
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     if len(np.unique(x)) < 2 or min(x.min(), y.min()) <= 0:
-        raise ValueError("a power law needs at least two distinct x, and positive numbers")
+        raise ValueError("x, y: must be positive, with at least two distinct x, to fit a power law")
     u, w = np.log(x) - np.log(x).mean(), np.log(y) - np.log(y).mean()
     slope, free = float(u @ w / (u @ u)), len(x) - 2
     # scipy.stats.linregress gives NaN for the error where y is constant.

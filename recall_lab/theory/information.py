@@ -1,4 +1,4 @@
-"""How many bits a state must hold for the answers it gives."""
+"""Number of bits that a state must hold to answer queries at a given error rate."""
 
 import numpy as np
 from scipy import special

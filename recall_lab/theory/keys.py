@@ -18,4 +18,4 @@ def cosine_moments(keys: str, d_key: float, cosine: float = 0.0) -> tuple[float,
         return cosine, (1 - cosine) ** 2 / (d_key - 1)
     if keys == "relu":
         return 1 / np.pi, (np.pi**2 - 4.5) / (np.pi**2 * d_key)
-    raise ValueError(f"no closed form for keys={keys}")
+    raise ValueError(f"keys={keys!r}: must be random, correlated or relu, which have a closed form")

@@ -30,7 +30,7 @@ def share(n: Numbers, d_key: Numbers) -> Numbers:
 
 
 def raw_share(n: Numbers, important: Numbers, other: Numbers) -> Numbers:
-    """Share of one token with score a among n − 1 tokens with score b, weights equal to scores: a/(a + (n−1) b)."""
+    """Share of a token with weight a (`important`) among n − 1 with weight b (`other`): a/(a + (n−1) b)."""
     return important / (important + (np.asarray(n) - 1) * np.asarray(other))
 
 
@@ -42,21 +42,21 @@ def top1(
     cosine: float = 0.0,
     variance: Numbers | None = None,
 ) -> Numbers:
-    """Top-1 accuracy of a read-out: `base.top1` with signal 1 and noise `error`; arguments as there."""
+    """Top-1 accuracy of a read-out: `base.top1` with signal 1 and noise `error`, and the same arguments."""
     noise = error(n, d_key, cosine, variance)
     return base.top1(1.0, noise, np.asarray(n) - 1, d_key, d_value, candidates, cosine)
 
 
 def capacity(d_key: Numbers, d_value: Numbers, candidates: Numbers) -> Numbers:
-    """Number of pairs up to which top-1 typically holds: d_k (d_v/(2 ln V) − 1), which grows as d²."""
+    """Number of pairs up to which a read-out is typically correct: d_k (d_v/(2 ln V) − 1), which grows as d²."""
     return np.asarray(d_key) * (np.asarray(d_value) / (2 * np.log(candidates)) - 1)
 
 
 def superposed_recall(updates: Numbers, pairs: Numbers) -> Numbers:
-    """Recall of a key's latest value when all values written to the key weigh alike: E 1/(m+1), m ~ Bin(updates, 1/p).
+    """Recall of a key's latest value where all values of a key have equal weight: E 1/(u+1), u ~ Bin(updates, 1/p).
 
-    = (1 − (1 − 1/p)^(updates+1)) / ((updates+1)/p) for p pairs. It bounds a mechanism that only adds, without noise
-    from other keys.
+    This is (1 − (1 − 1/p)^(updates+1)) / ((updates+1)/p) for p pairs, an upper bound for mechanisms that only add
+    pairs: noise from other keys is neglected.
     """
     bound, share = np.asarray(updates, float) + 1, 1 / np.asarray(pairs, float)
     return (1 - (1 - share) ** bound) / (bound * share)

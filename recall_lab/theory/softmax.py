@@ -19,5 +19,5 @@ def half_mass(d_key: Numbers, sharpness: Numbers | None = None) -> Numbers:
 
 
 def raw_share(n: Numbers, important: Numbers, other: Numbers) -> Numbers:
-    """Weight of one token with logit a among n − 1 tokens with logit b: 1/(1 + (n−1) e^{b−a})."""
+    """Weight of a token with logit a (`important`) among n − 1 with logit b (`other`): 1/(1 + (n−1) e^{b−a})."""
     return 1 / (1 + (np.asarray(n) - 1) * np.exp(np.asarray(other) - important))

@@ -1,4 +1,4 @@
-"""Processor time of the cache policies relative to softmax: one thread, float32."""
+"""Processor time of the cache policies relative to softmax, on one thread and in float32."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from recall_lab.mixer.window import Window
 
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns off the shape checks of the tests, which users do not run."""
+    """Turns off the type and shape checks of the tests, with which users do not run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -64,7 +64,7 @@ def test_a_static_policy_is_linear_in_length(policy):
 
 
 @pytest.mark.parametrize("policy", STATIC)
-def test_decoding_from_a_static_cache_is_flat(policy):
+def test_decoding_time_of_a_static_policy_does_not_grow(policy):
     mixer = policy(d_model=64, heads=2)
     short, long = seconds(decode(mixer, 1024), decode(mixer, 32768), times=40)
     assert 0.8 < long / short < 1.25
@@ -73,4 +73,4 @@ def test_decoding_from_a_static_cache_is_flat(policy):
 def test_decoding_from_softmax_grows_linearly():
     mixer = Softmax(d_model=64, heads=2)
     short, long = seconds(decode(mixer, 8192), decode(mixer, 65536), times=10)
-    assert 0.8 < math.log(long / short, 8) < 1.35  # the longer one misses the processor's caches more often
+    assert 0.8 < math.log(long / short, 8) < 1.35  # at the longer length the processor misses its caches more often

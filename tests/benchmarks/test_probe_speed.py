@@ -1,4 +1,4 @@
-"""How long probes may take, on one core."""
+"""Limits on the time and memory of probes, on one core."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ print(best, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_effective_attention_of_a_long_sequence():
-    """delta_rule, n = 2048: under 2 s, and under 1 GiB beside the trace."""
+    """delta_rule, n = 2048: less than 2 s, and less than 1 GiB in addition to the trace."""
     out = subprocess.run([sys.executable, "-c", LONG], capture_output=True, text=True, check=True).stdout.split()
     seconds, kibibytes = float(out[0]), int(out[1])
     print(f"effective attention, n=2048: {seconds:.2f} s, {kibibytes / 1024:.0f} MiB more than before")
@@ -45,7 +45,7 @@ def test_effective_attention_of_a_long_sequence():
 
 
 def test_the_oracle_at_its_largest():
-    """d = 128, n up to 8 d: answers to all keys, and weights, of softmax, linear attention and the delta rule."""
+    """d = 128, n up to 8 d: answers to all keys, and weights, for softmax, linear attention and the delta rule."""
     torch.set_num_threads(1)
     begun = time.process_time()
     for make in (Softmax, Linear, partial(DeltaRule)):

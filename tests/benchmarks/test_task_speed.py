@@ -1,6 +1,6 @@
 """Time to sample a batch of every task, relative to the training step that uses it, and time of one large sample.
 
-Processor time is measured, which a busy machine changes little. Run with `pytest tests/benchmarks`.
+Processor time is measured, because load on the machine changes it little. Run with `pytest tests/benchmarks`.
 """
 
 import subprocess
@@ -50,7 +50,7 @@ class Step:
 
 
 def fastest(*calls, rounds=30):
-    """The least processor time of each call in seconds; the calls take turns."""
+    """The shortest processor time of each call in seconds; calls alternate."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for i, call in enumerate(calls):
@@ -62,7 +62,7 @@ def fastest(*calls, rounds=30):
 
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch):
-    """Turns off the shape checks of the tests, which users do not run."""
+    """Turns off the type and shape checks of the tests, with which users do not run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 

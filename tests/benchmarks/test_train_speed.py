@@ -1,6 +1,6 @@
 """Time of a training step relative to plain torch.nn, of a batch relative to a step, and of a sweep on two cores.
 
-Ratios within one process on one thread; the compared functions take turns, and the fastest round of each counts.
+Ratios are measured in one process on one thread. The compared functions alternate; the fastest round of each counts.
 """
 
 import os
@@ -51,7 +51,7 @@ class Plain(nn.Module):
 
 
 def fastest(*jobs, rounds: int = 30) -> list[float]:
-    """Seconds of the fastest round of each job; the jobs take turns."""
+    """Time of the fastest round of each job in seconds; the jobs alternate."""
     best = [np.inf] * len(jobs)
     for round_ in range(rounds + 3):
         for i, job in enumerate(jobs):
