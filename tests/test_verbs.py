@@ -58,7 +58,7 @@ def test_an_interrupted_verb_gives_one_line(monkeypatch, capsys):
 def test_a_later_probe_refuses_what_would_be_ignored(words, message, capsys):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
-    assert ask(str(folder), *words) == 2
+    assert run_probe(str(folder), *words) == 2
     assert message in capsys.readouterr().err
     assert list(folder.glob("probe-*.json")) == []
 
