@@ -53,6 +53,7 @@ def test_a_stream_is_a_function_of_its_arguments():
 
     base = first(0, "train", {"length": 8, "pairs": 2}, 3)
     assert base == first(0, "train", {"pairs": 2, "length": 8}, 3)
+    assert first(0, "train", {}) == first(0, "train", {}, 0)
     others = [
         first(1, "train", {"length": 8, "pairs": 2}, 3),
         first(0, "test", {"length": 8, "pairs": 2}, 3),

@@ -123,3 +123,18 @@ def test_selectable_subsets(rng):
     assert value(merged, "selectable", subset=2) < 0.4
     kept = dynamic_access(traced(partial(Window, budget=16), **fields), rng, subsets=(2,))
     assert value(kept, "selectable", subset=2) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"purity": 0}, "purity=0: must be above 0"),
+        ({"purity": 1.5}, "purity=1.5: must be a number from 0 to 1"),
+        ({"sharpen": ()}, "must hold at least one factor"),
+        ({"subsets": (0,)}, "subsets=0: must be a whole number of at least 1"),
+        ({"draws": 0}, "draws=0: must be a whole number of at least 1"),
+    ],
+)
+def test_impossible_options(options, message, rng):
+    with pytest.raises(ValueError, match=message):
+        dynamic_access(traced(pairs=4, d_key=4, reads=4), rng, **options)

@@ -223,3 +223,8 @@ def test_the_residual_of_zero_outputs_is_zero(rng):
 def test_options_out_of_range_are_refused(rng, options, message):
     with pytest.raises(ValueError, match=message):
         effective_attention(traced(pairs=4, d_key=4, reads=4), rng, **options)
+
+
+def test_a_single_token_has_finite_rows(rng):
+    rows = effective_attention(traced(pairs=1, d_key=4, reads=4), rng)
+    assert all(np.isfinite(row["value"]) for row in rows)

@@ -1,7 +1,10 @@
 """Atomic writing of files, and the folders of sweeps."""
 
+import io
 import json
 import math
+import os
+import sys
 
 import pytest
 
@@ -36,7 +39,7 @@ def test_flatten():
     }
 
 
-def test_claim(tmp_path):
+def test_claim(tmp_path, monkeypatch):
     folders.claim(tmp_path / "new" / "deep")
     folders.claim(tmp_path / "new" / "deep")
     (tmp_path / "foreign").mkdir()
@@ -45,6 +48,9 @@ def test_claim(tmp_path):
         folders.claim(tmp_path / "foreign")
     with pytest.raises(folders.ForeignFolder, match="cannot write"):
         folders.claim(tmp_path / "foreign" / "file")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(folders.ForeignFolder, match=r"cannot write to .*deep: Permission denied"):
+        folders.claim(tmp_path / "new" / "deep")
 
 
 def test_a_damaged_config_is_named(tmp_path):
@@ -59,3 +65,13 @@ def test_settings_survive_the_file(tmp_path):
     config["choice"] = {"task": "mqar", "mixer": "softmax"}
     folders.write_config(tmp_path, config)
     assert folders.read_config(tmp_path) == config
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    files.tolerate_terminal()
+    for stream in (sys.stdout, sys.stderr):
+        stream.write("β = 1")
+        stream.flush()
+        assert stream.buffer.getvalue() == b"? = 1"

@@ -20,6 +20,7 @@ def draw(make=Linear, seed=0, **fields):
 
 def test_keys_values_and_queries():
     trace = draw(pairs=12, d_key=8, d_value=6, candidates=40, reads=100)
+    assert not trace.o.requires_grad
     assert trace.k.shape == (9, 1, 12, 8)
     assert trace.v.shape == (9, 1, 12, 6)
     assert trace.candidates.shape == (40, 6)
@@ -132,6 +133,7 @@ def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
         ({"pairs": 9, "d_key": 8, "keys": "orthogonal"}, "oracle.pairs=9: must be at most oracle.d_key=8"),
         ({"keys": "gaussian"}, "oracle.keys='gaussian': must be one of random, orthogonal"),
         ({"cosine": 0.5}, "oracle.cosine=0.5 has an effect only with oracle.keys=correlated"),
+        ({"cosine": -0.1, "keys": "correlated"}, "oracle.cosine=-0.1: must be a number of at least 0"),
         ({"cosine": 1, "keys": "correlated"}, "oracle.cosine=1: must be below 1"),
         ({"sharpness": 0}, "oracle.sharpness=0: must be a number above 0"),
         ({"gates": {"beta": float("nan")}}, "oracle.gates.beta=nan: must be a number"),
@@ -145,3 +147,14 @@ def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
 def test_impossible_sizes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Oracle(**fields)
+
+
+def test_every_key_written_so_far_is_queried_equally_often():
+    """Two passes over five pairs: position t queries one of the first t + 1 pairs, by its last writing."""
+    source = draw(pairs=5, d_key=8, passes=2, reads=20_000).source
+    for position, column in enumerate(source.T):
+        share = torch.bincount(column % 5, minlength=5) / len(column)
+        written = min(position + 1, 5)
+        assert share[:written].tolist() == pytest.approx([1 / written] * written, abs=0.04)
+        assert not share[written:].any()
+    assert int(source[:, -1].min()) == 5

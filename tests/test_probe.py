@@ -1,5 +1,6 @@
 """Running probes, their rows and intervals, and the answers to other queries at one position."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +17,7 @@ from recall_lab.mixer.softmax import Softmax
 from recall_lab.model import Model
 from recall_lab.probe import base, queries
 from recall_lab.probe.base import ProbeError, bins
+from recall_lab.probe.cost import cost
 from recall_lab.probe.dynamic_access import best_residual, dynamic_access, jacobian
 from recall_lab.probe.effective_attention import effective_attention, influence
 from recall_lab.probe.retrieval import retrieval
@@ -257,3 +259,21 @@ def test_tensors_are_made_on_the_device_of_the_trace(name):
     if m.linear_in_v:
         found += [queries.weights(trace, q, 8), jacobian(trace, q, 8), best_residual(queries.weights(trace, q, 8))]
     assert {x.device.type for x in found} == {"meta"}
+
+
+def test_positions_are_the_ends_of_shares(rng):
+    trace = traced(pairs=16, d_key=8, reads=16)
+    assert base.positions(trace, (0.5, 0.01, 1, 0.25, 0.26)) == [0, 3, 7, 15]
+    for share in (0, -0.5, 1.1):
+        with pytest.raises(ValueError, match="must be shares of the sequence, above 0 and at most 1"):
+            base.positions(trace, (share,))
+
+
+@pytest.mark.parametrize(
+    ("probe", "option"),
+    [(cost, "timed"), (effective_attention, "matrix"), (state_retention, "spectrum"), (state_retention, "state_rank")],
+)
+def test_one_is_no_flag(probe, option, rng):
+    """By the check itself: `unwrap` leaves out the check of annotations that the tests add."""
+    with pytest.raises(ValueError, match=f"^{option}=1: must be"):
+        inspect.unwrap(probe)(traced(pairs=4, d_key=4, reads=4), rng, **{option: 1})

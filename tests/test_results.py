@@ -124,3 +124,30 @@ def test_a_learning_rate_with_a_failed_seed_is_not_chosen():
         {"mixer": "linear", "lr": 0.1, "seed": 1, "validation": 0.9, "test": 0.9},
     )
     assert set(results.select(made)["train.lr"]) == {0.01}
+
+
+def scores(values: dict[str, list[float]], metric: str = "accuracy") -> pd.DataFrame:
+    """One test row per value, of runs that differ in their seed alone, grouped by the column `group`."""
+    return pd.DataFrame(
+        [{"run": f"{group}{seed}", "mixer": "linear", "task": "mqar", "seed": seed, "split": "test", "metric": metric,
+          "value": value, "group": group} for group, found in values.items() for seed, value in enumerate(found)]
+    )  # fmt: skip
+
+
+def test_groups_are_in_order_and_shares_stay_shares():
+    """Student's interval of .7, .9 and 1 ends at 1.25, that of 0, .1 and .3 begins at −.25."""
+    made = results.average(scores({"b": [0.7, 0.9, 1.0], "a": [0.0, 0.1, 0.3]}), ["group"])
+    assert made["group"].tolist() == ["a", "b"]
+    assert made["low"].tolist() == [0, pytest.approx(0.4872, abs=1e-4)]
+    assert made["high"].tolist() == [pytest.approx(0.5128, abs=1e-4), 1]
+    bits = results.average(scores({"b": [0.7, 0.9, 1.0]}, "loss_bits"), ["group"])
+    assert bits["high"].tolist() == [pytest.approx(1.2461, abs=1e-4)]
+
+
+def test_one_run_has_the_interval_of_its_row():
+    row = scores({"a": [0.5]}).assign(low=0.3, high=0.6)
+    assert results.average(row, ["group"])[["low", "high"]].to_numpy().tolist() == [[0.3, 0.6]]
+    without = results.average(row.assign(low=np.nan, high=np.nan), ["group"])
+    assert without[["low", "high"]].to_numpy().tolist() == [[0.5, 0.5]]
+    two = results.average(scores({"a": [0.5, 0.7]}).assign(low=0.3, high=0.6), ["group"])
+    assert two[["low", "high"]].to_numpy().tolist() == [[0.5, 0.7]]

@@ -186,3 +186,30 @@ def test_names_and_conditions_agree(rows):
     pairs = pd.DataFrame({"name": series(table), "condition": condition(table)})
     assert pairs.groupby("name")["condition"].nunique().max() == 1
     assert pairs.groupby("condition")["name"].nunique().max() == 1
+
+
+def test_settings_stand_in_the_order_of_their_kind_and_two_of_one_name_in_full():
+    """A hybrid without a third part is not named after it."""
+    rows = [
+        {"train.lr": i, "model.layers": i, "mixer.b": i, "mixer.a": j, "train.a": j} for i in (1, 2) for j in (1, 2)
+    ]
+    table = pd.DataFrame(rows).assign(mixer="linear", task="mqar")
+    table["train.a"] = [1, 2, 2, 1]
+    assert series(table)[0] == "linear b=1 mixer.a=1"
+    apart = pd.DataFrame({"train.lr": [1, 1, 2], "model.layers": [1, 2, 2]}).assign(mixer="linear", task="mqar")
+    assert series(apart).tolist() == ["linear layers=1 lr=1", "linear layers=2 lr=1", "linear layers=2 lr=2"]
+    parts = pd.DataFrame(
+        {"mixer.first._target_": ["m.window.Window"] * 2, "mixer.second._target_": ["m.rnn.RNN"] * 2,
+         "mixer.third._target_": ["m.linear.Linear", None]}
+    ).assign(mixer="hybrid", task="mqar")  # fmt: skip
+    assert series(parts).tolist() == ["hybrid(window, rnn, linear)", "hybrid(window, rnn)"]
+
+
+def test_a_row_has_the_settings_of_its_own_probe_alone(tmp_path):
+    write(tmp_path, "a", settings_of("probe=[retrieval,state_retention]"))
+    table = results.collect(tmp_path).set_index("probe")
+    probing = [name for name in table if name.startswith("probe.")]
+    assert {name.split(".")[1] for name in probing} == {"retrieval", "state_retention"}
+    for name in probing:
+        assert table.loc[table.index != name.split(".")[1], name].isna().all(), name
+    assert table["test.probe_sequences"].notna().tolist() == table["split"].eq("probe").tolist()

@@ -17,6 +17,7 @@ from conftest import CONF
 from task_helpers import TASKS, build, check, global_state, rng, uniform
 
 import recall_lab.task
+from recall_lab.task.base import alphabet
 
 MODULES = [module.name for module in pkgutil.iter_modules(recall_lab.task.__path__)]
 
@@ -132,3 +133,15 @@ def test_tasks_need_no_torch():
         + ";import sys;assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=CONF.parent)
+
+
+def test_limits_of_an_alphabet():
+    """2³⁰ keys are possible, 2³¹ are too many for 32-bit numbers."""
+    assert alphabet(200, 1, 0, 30, 2) == 2
+    with pytest.raises(ValueError, match="makes 2147483648 keys: there must be at most 2147483647"):
+        alphabet(200, 1, 0, 31, 2)
+    with pytest.raises(ValueError, match="has only 1 ids for keys: at least 3 are needed"):
+        alphabet(4, 1, 0, 3, None)
+    assert alphabet(16, 7, 0, 1, None) == 7
+    with pytest.raises(ValueError, match=r"pairs=6 and distractors=2 but .* has only 7 keys and 8 values"):
+        alphabet(16, 6, 2, 1, None)

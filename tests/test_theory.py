@@ -216,3 +216,62 @@ def test_cosine_by_age(rng):
     for found, law in zip(measured, expected, strict=True):
         assert found.reshape(-1, 8).mean(1) == pytest.approx(law.reshape(-1, 8).mean(1), abs=0.03)
     assert linear_attention.cosine(n, d) == pytest.approx(decay.cosine(5, n, d, 1.0))
+
+
+def test_top1_to_six_digits():
+    """Simulation leaves a freedom of some hundredths, in which a wrong constant would hide."""
+    assert base.top1(1.0, 63 / 32, 63, 32, 32, 256) == pytest.approx(0.723803626, rel=1e-6)
+    assert base.top1(0.5, 1.2, 40, 16, 24, 100, 0.05) == pytest.approx(0.199773103, rel=1e-6)
+    assert base.top1(1.0, 3.0, 99, 16, 32, 500, 0.1) == pytest.approx(0.399649055, rel=1e-6)
+    assert delta_rule.top1(5, 30, 16, 16, 64, 0.5) == pytest.approx(0.892548211, rel=1e-6)
+    assert decay.top1(5, 30, 16, 16, 64, 0.9) == pytest.approx(0.784692158, rel=1e-6)
+    assert linear_attention.top1(30, 16, 16, 64) == pytest.approx(0.499332407, rel=1e-6)
+    assert linear_attention.top1(30, 16, 16, 64, 0.1, 0.02) == pytest.approx(0.759086658, rel=1e-6)
+
+
+def test_coordinate_cdf_in_three_dimensions_is_uniform():
+    x = np.array([-2, -1, -0.5, 0, 0.3, 1, 2])
+    assert base.coordinate_cdf(x, 3) == pytest.approx(np.clip((1 + x) / 2, 0, 1))
+
+
+def test_effective_count_of_fading_powers():
+    """(Σp)²/Σp² of p = fade^(2j), at most the number of pairs."""
+    p = 0.9 ** (2 * np.arange(1000))
+    assert base.effective_count(1000, 0.9) == pytest.approx(p.sum() ** 2 / np.square(p).sum())
+    assert base.effective_count(5, 0.99) == base.effective_count(5, 1.0) == 4
+
+
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_decay_against_the_sum_of_its_powers(gamma):
+    """Ten pairs with four-dimensional keys, the answer three pairs old."""
+    kept, noise = gamma**3, sum(gamma ** (2 * j) for j in range(10) if j != 3) / 4
+    assert decay.signal(3, gamma) == pytest.approx(kept)
+    assert decay.noise(3, 10, 4, gamma) == pytest.approx(noise)
+    assert decay.error(3, 10, 4, gamma) == pytest.approx((1 - kept) ** 2 + noise)
+    assert decay.cosine(3, 10, 4, gamma) == pytest.approx(kept / (kept**2 + noise) ** 0.5)
+    assert decay.lifetime(0.5, 2, 2, 4096) == 0
+
+
+def test_linear_attention_by_hand():
+    """n = 9, d_key = 4: eight other pairs; ln 1024 = 6.931472."""
+    assert linear_attention.error(9, 4) == pytest.approx(2)
+    assert linear_attention.error(9, 4, 0.5, 0.125) == pytest.approx(3)
+    assert linear_attention.cosine(9, 4) == pytest.approx(3**-0.5)
+    assert linear_attention.share(9, 4) == pytest.approx(1 / (1 + 8 * (1 / (2 * np.pi)) ** 0.5))
+    assert linear_attention.capacity(64, 32, 1024) == pytest.approx(64 * (32 / (2 * 6.931472) - 1), rel=1e-6)
+
+
+def test_the_delta_rule_at_half_strength_by_its_recursion():
+    """Exact power of the read-out of the pair of age 2 among 5, d = 8, β = 1/2."""
+    d, beta, norm = 8, 0.5, [0.0]
+    for _ in range(5):
+        norm.append(norm[-1] * (1 - (2 * beta - beta**2) / d) + beta**2)
+    power = (1 - beta) ** 2 * norm[2] / d + beta**2
+    for step in (3, 4):
+        shrink = 1 - 2 * beta / d + 2 * beta**2 / (d * (d + 2))
+        power = power * shrink + beta**2 * norm[step] / (d * (d + 2)) + beta**2 / d
+    signal = beta * (1 - beta / d) ** 2
+    assert delta_rule.signal(2, d, beta) == pytest.approx(signal)
+    assert delta_rule.power(2, 5, d, beta) == pytest.approx(power, rel=1e-12)
+    assert delta_rule.error(2, 5, d, beta) == pytest.approx(1 - 2 * signal + power, rel=1e-12)
+    assert delta_rule.cosine(2, 5, d, beta) == pytest.approx(signal / power**0.5, rel=1e-12)

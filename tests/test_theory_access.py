@@ -111,3 +111,18 @@ def test_window_reach_by_enumeration():
                 seeing = [s for s in range(query + 1) if s - width < key <= s and s - width < value <= s]
                 found = any(query - window < s <= query for s in seeing)
                 assert found == (query - value < budget.window_reach(window, width))
+
+
+def test_values_by_hand():
+    assert softmax.mass(512, 64, 4) == pytest.approx(1 / (1 + 511 * np.exp(-4 + 0.125)))
+    assert softmax.half_mass(64, 4) == pytest.approx(np.exp(4 - 0.125))
+    assert information.binary_entropy(np.array([0, 0.25, 0.5, 1])) == pytest.approx([0, 0.811278, 1, 0], abs=1e-6)
+    assert budget.static_recall(16, 64) == 0.25
+    assert access.rank(5, 8) == access.rank(8, 5) == 5
+    assert budget.window_coverage(np.array([[0, 3, 4], [4, 5, 6]]), 4).tolist() == [2 / 3, 0]
+
+
+def test_an_exponent_needs_positive_numbers():
+    for x, y in (((-1, 2), (1, 3)), ((1, 2), (1, -3))):
+        with pytest.raises(ValueError, match="positive numbers"):
+            fits.exponent(x, y)

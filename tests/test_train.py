@@ -192,6 +192,7 @@ def test_a_loss_that_is_not_finite_stops_training():
         ({"lr": -1.0}, "train.lr=-1.0: must be a number above 0"),
         ({"clip": float("inf")}, "train.clip=inf: must be a number above 0"),
         ({"warmup": 2.0}, "train.warmup=2.0: must be a number from 0 to 1"),
+        ({"weight_decay": -0.1}, "train.weight_decay=-0.1: must be a number of at least 0"),
         ({"solved": -0.5}, "train.solved=-0.5: must be a number of at least 0"),
     ],
 )

@@ -1,0 +1,167 @@
+"""One attempt at a run: what it writes, which signals stop it, and what the processes of a sweep know of each other."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from command_line import TINY
+from rich.console import Console
+
+from recall_lab import files, folders, machine, runner
+from recall_lab.cli.base import compose, resolved
+from recall_lab.sweep import ENVIRONMENT, Sweep
+from recall_lab.train import Training
+
+pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+def settings(*overrides: str) -> dict:
+    """The settings of a tiny run."""
+    return resolved(compose([*TINY, *overrides]), {"task": "mqar", "mixer": "softmax"})
+
+
+@pytest.fixture
+def parent() -> Path:
+    """A sweep's folder."""
+    folder = Path("sweep")
+    folders.claim(folder)
+    return folder
+
+
+def test_a_run_gives_its_validation_loss_and_notes_how_long_it_took(parent, capsys):
+    config = settings()
+    loss = runner.execute(config, parent)
+    run = parent / runner.identity(config)
+    assert loss == files.read_json(run / "curve.json")[-1]["loss"]
+    status = folders.status(run)
+    (leg,) = status["legs"]
+    assert status["seconds"] == leg["seconds"] == round(leg["seconds"], 3) > 0
+    assert status["started"] == leg["started"]
+    assert (status["loss"], status["missing"], status["device"]) == (loss, [], "cpu")
+    for line in (run / "run.log").read_text().splitlines():
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) \S", line)
+    assert capsys.readouterr().out.startswith(f"finished  {run.name} softmax on mqar, seed 0: ")
+
+
+def test_a_run_of_another_revision_is_found_and_that_is_printed(parent, capsys, monkeypatch):
+    config = settings("train.steps=1", "train.validate_every=1")
+    loss = runner.execute(config, parent)
+    capsys.readouterr()
+    assert runner.execute(config, parent) == loss
+    assert "revision" not in capsys.readouterr().out
+    monkeypatch.setattr(machine, "revision", lambda: "another")
+    assert runner.execute(config, parent) == loss
+    assert ", made at another revision (" in capsys.readouterr().out
+
+
+def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_beside_others(
+    parent, capsys, monkeypatch
+):
+    """A run is left as interrupted by both kinds of stop; only the one of this process goes on to the caller."""
+    rate = Training.rate
+    for action, number in ((lambda: signal.raise_signal(signal.SIGTERM), signal.SIGTERM), (ctrl_c, signal.SIGINT)):
+        monkeypatch.setattr(Training, "rate", lambda self, step, action=action: action() or rate(self, step))
+        with pytest.raises(runner.Stopped) as stopped:
+            runner.execute(settings(), parent)
+        assert stopped.value.args == (number,)
+        assert folders.status(parent / runner.identity(settings()))["state"] == "interrupted"
+    sweep = Sweep(parent, "command")
+    sweep.begin()
+    monkeypatch.setenv(ENVIRONMENT, "command")
+    monkeypatch.setattr(Training, "rate", lambda self, step: sweep.ask_to_stop(0) or rate(self, step))
+    assert runner.execute(settings(), parent) == runner.FAILED
+    assert sweep.last()[runner.identity(settings())]["event"] == "interrupted"
+    sweep.end()
+    for alone, printed in (({}, 0), ({"alone": False}, 1)):
+        assert runner.execute(settings("task.pairs=9"), parent, **alone) == runner.FAILED
+        assert capsys.readouterr().out.count("failed    ") == printed
+
+
+def ctrl_c() -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_order_of_the_settings_is_no_part_of_the_identity():
+    config = settings()
+    assert runner.identity(dict(reversed(config.items()))) == runner.identity(config)
+
+
+def test_the_first_signal_asks_to_stop_and_the_second_stops(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with runner.stop_signal(Sweep(tmp_path, "")) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop()
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.parametrize("adopted_by", [1, 10**9])
+def test_a_worker_whose_parent_is_gone_stops(adopted_by, tmp_path, monkeypatch):
+    stop = runner.StopSignal(Sweep(tmp_path, ""))
+    command = ("0", "999999999")  # process ids that sort before and after any other as words
+    for pid in command:
+        monkeypatch.setenv("RECALL_LAB_PID", pid)
+        assert not stop()
+    monkeypatch.setattr(os, "getppid", lambda: adopted_by)
+    for pid in command:
+        monkeypatch.setenv("RECALL_LAB_PID", pid)
+        assert stop()
+    monkeypatch.setenv("RECALL_LAB_PID", str(os.getpid()))  # the command itself may outlive the shell
+    assert not stop()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_progress_bar_is_shown_on_a_terminal_that_no_other_run_shares(alone, terminal, monkeypatch, capsys):
+    monkeypatch.setattr(Console, "is_terminal", terminal)
+    with runner.progress("title", 2, alone) as show:
+        show({"step": 1, "accuracy": 0.5})
+    printed = capsys.readouterr().err
+    assert [word in printed for word in ("title", "1/2", "validation accuracy 0.500")] == [alone and terminal] * 3
+
+
+def test_one_command_starts_a_run_three_times_at_most(parent, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "command")
+    sweep = Sweep(parent, "command")
+    sweep.begin()
+    third, fourth = (settings("train.steps=1", "train.validate_every=1", f"seed={seed}") for seed in (0, 1))
+    for config in (third, third, fourth, fourth, fourth):
+        sweep.note(runner.identity(config), "started")
+    assert runner.execute(third, parent) < runner.FAILED
+    assert runner.execute(fourth, parent) == runner.FAILED
+    status = [folders.status(parent / runner.identity(config)) for config in (third, fourth)]
+    assert [(facts["state"], facts["sweep"]) for facts in status] == [("finished", "command"), ("died", "command")]
+    assert sweep.attempts(runner.identity(third)) == 3
+    assert "its process was killed 3 times" in sweep.last()[runner.identity(fourth)]["text"]
+
+
+def test_asking_to_stop_waits_until_the_runs_have_ended(tmp_path):
+    sweep = Sweep(tmp_path, "command")
+    sweep.begin()
+    assert not sweep.asked_to_stop()
+    sweep.note("run", "started")
+    began = time.monotonic()
+    sweep.ask_to_stop(patience=0.3)
+    assert time.monotonic() - began >= 0.3
+    assert sweep.unfinished() == ["run"]
+    assert Sweep(tmp_path, "command").asked_to_stop()
+    sweep.note("run", "interrupted")
+    began = time.monotonic()
+    sweep.ask_to_stop(patience=60)
+    assert time.monotonic() - began < 30
+    sweep.end()
+    assert not sweep.asked_to_stop()
+    assert sweep.events() == []
+
+
+def test_a_run_that_another_process_has_is_busy_at_once(tmp_path):
+    with runner.locked(tmp_path), pytest.raises(runner.Busy), runner.locked(tmp_path):
+        pass
+    with runner.locked(tmp_path):
+        pass
