@@ -44,9 +44,13 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     """
     mixers = _mixers(table)
     names = mixers.copy()
+    if "trained_as" in table:  # a mixer on the weights of another one is never mistaken for a trained one
+        names += table["trained_as"].map(lambda mixer: f" trained_as={mixer}", na_action="ignore").fillna("")
     groups = [name for name in ("mixer", "task", "probe") if name in table]
     columns = setting_columns(table, axis)
-    columns = [c for c in columns if not any(a in table and table[c].equals(table[a]) for a in axis)]
+    columns = [
+        c for c in columns if c != "trained_as" and not any(a in table and table[c].equals(table[a]) for a in axis)
+    ]
     text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
     parts = [name for name in columns if _names_a_part(name)]
     for _, rows in table.groupby(groups, dropna=False, sort=False):

@@ -90,14 +90,16 @@ def test_no_setting_can_be_averaged_away(mixer, tmp_path):
 
 
 def test_what_is_selected_makes_no_series(tmp_path):
-    config = settings_of()
     for name, rate in (("a", 0.01), ("b", 0.02)):
         write(tmp_path, name, settings_of(f"train.lr={rate}"))
     table = results.collect(tmp_path)
     assert set(table["series"]) == {"delta_rule lr=0.01", "delta_rule lr=0.02"}
     both = pd.concat([table, table.assign(split="validation")], ignore_index=True)
     assert set(results.select(both)["series"]) == {"delta_rule"}
-    assert config["select"] == list(results.SELECTED)
+    assert results.selected_settings(tmp_path) == results.SELECTED == ("train.lr",)
+    folders.claim(tmp_path, ["train.clip"])
+    folders.claim(tmp_path)
+    assert results.selected_settings(tmp_path) == ("train.clip",)
 
 
 @pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
