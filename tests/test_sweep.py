@@ -44,6 +44,11 @@ def test_options_of_a_swept_group_that_the_default_lacks(capsys):
     assert run.with_options_swept(["mixer=window", "mixer.budget=4"]) == ["mixer=window", "mixer.budget=4"]
 
 
+def test_options_are_put_before_the_overrides():
+    words = ["task=x", "--config-dir", "mine", "-m", "mixer=y"]
+    assert run.options_first(words) == (["--config-dir", "mine", "-m"], ["task=x", "mixer=y"])
+
+
 def test_a_failed_run_is_repeated(monkeypatch):
     from recall_lab import train
 
