@@ -28,7 +28,7 @@ def test_one_failing_run_of_three(capsys):
     line = [line for line in printed.err.splitlines() if str(bad) in line]
     assert len(line) == 1
     assert "a length of at least 36 (2 positions each), not 16" in line[0]
-    assert f"not in the table: {bad.name}" in printed.out
+    assert f"missing or replaced: {bad.name}" in printed.out
     assert bad.name in Path("outputs/three/report.html").read_text()
 
 
