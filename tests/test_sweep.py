@@ -172,7 +172,9 @@ SLOW_ENOUGH = ["train.steps=3000", "train.validate_every=50", "train.solved=null
 """A run of some seconds, so that a signal arrives while it trains."""
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(number, code):
     with background("run", *TINY, *SLOW_ENOUGH, "name=cut") as process:
         started(process, "cut")
@@ -196,6 +198,7 @@ def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(numbe
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_command_alone_stops_its_workers(number):
     with background("run", "-m", *TINY, *LONG, "seed=0,1", "hydra.launcher.n_jobs=2") as process:
@@ -211,6 +214,7 @@ def test_a_signal_to_the_command_alone_stops_its_workers(number):
     assert [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")] == before
 
 
+@pytest.mark.slow
 def test_a_killed_worker_does_not_affect_other_runs(tmp_path):
     """After kill −9 of one of two workers, the same command still finishes every run."""
     with background("run", "-m", *TINY, *SLOW_ENOUGH, "seed=0,1,2,3", "hydra.launcher.n_jobs=2", "name=hit") as process:
