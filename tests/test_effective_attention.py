@@ -228,3 +228,15 @@ def test_options_out_of_range_are_refused(rng, options, message):
 def test_a_single_token_has_finite_rows(rng):
     rows = effective_attention(traced(pairs=1, d_key=4, reads=4), rng)
     assert all(np.isfinite(row["value"]) for row in rows)
+
+
+def test_the_metrics_of_a_head(rng):
+    """Those of the docstring; where the mechanism is not linear in v, with a prefix and without the residual."""
+    metrics = {"target_weight", "target_share", "target_share_by_tokens", "entropy", "effective_tokens", "top_mass",
+               "distance", "sink_mass", "static_share"}  # fmt: skip
+    fields = {"pairs": 8, "d_key": 4, "reads": 8}
+    rows = effective_attention(traced(**fields), rng, matrix=False)
+    assert {row["metric"] for row in rows} == metrics | {"residual"}
+    assert {row["metric"] for row in effective_attention(traced(**fields), rng)} > metrics | {"residual"}
+    rows = effective_attention(traced(RNN, **fields), rng, matrix=False)
+    assert {row["metric"] for row in rows} == {f"influence_{metric}" for metric in metrics}

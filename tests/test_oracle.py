@@ -142,6 +142,10 @@ def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
             {"pairs": 40, "candidates": 32},
             "oracle.candidates=32: must be at least oracle.pairs=40 plus oracle.overwrites=0",
         ),
+        (
+            {"pairs": 30, "overwrites": 3, "candidates": 32},
+            "oracle.candidates=32: must be at least oracle.pairs=30 plus oracle.overwrites=3",
+        ),
     ],
 )
 def test_impossible_sizes_are_refused(fields, message):

@@ -277,3 +277,11 @@ def test_one_is_no_flag(probe, option, rng):
     """By the check itself: `unwrap` leaves out the check of annotations that the tests add."""
     with pytest.raises(ValueError, match=f"^{option}=1: must be"):
         inspect.unwrap(probe)(traced(pairs=4, d_key=4, reads=4), rng, **{option: 1})
+
+
+def test_the_scale_of_queries():
+    """That of the queries with an answer; √d_key where there is none, or where they point away from their keys."""
+    trace = traced(pairs=8, d_key=16, reads=16)
+    assert queries.query_scale(replace(trace, q=3 * trace.q)) == pytest.approx(3 * queries.query_scale(trace))
+    assert queries.query_scale(replace(trace, source=torch.full_like(trace.source, IGNORE))) == 4
+    assert queries.query_scale(replace(trace, q=-trace.q)) == 4

@@ -174,3 +174,10 @@ def test_ages_are_counted_from_the_position(rng):
     ages, counts = np.array(by_age).T
     assert (ages.min(), ages.max()) == (0, 8)
     assert ages @ counts / counts.sum() == pytest.approx(4)
+    assert {(row["position"], row["d_key"], row["layer"]) for row in rows} == {(9, 8, 0)}
+
+
+def test_the_state_size_is_measured_at_the_ninths_of_the_sequence(rng):
+    rows = retention(traced(pairs=18, d_key=4, reads=36), rng, state_rank=True)
+    ranks = {row["position"]: row["value"] for row in rows if row["metric"] == "state_rank"}
+    assert ranks == {2: 2, 4: 4, 6: 4, 8: 4, 10: 4, 12: 4, 14: 4, 16: 2}

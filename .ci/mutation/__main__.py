@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=300, help="mutants drawn")
     parser.add_argument("--processes", type=int, default=2, help="mutants tested at a time")
-    parser.add_argument("--budget", type=float, default=15, help="seconds of tests per mutant, as the first pass took")
+    parser.add_argument("--budget", type=float, default=30, help="seconds of tests per mutant, as the first pass took")
     parser.add_argument("--limit", type=float, default=240, help="seconds per mutant; more counts as killed")
     parser.add_argument("--batch", type=int, default=10, help="mutants per process, which first imports the libraries")
     parser.add_argument("--launcher", default="", help="command put in front of each process, such as nice")
