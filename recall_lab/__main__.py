@@ -19,7 +19,14 @@ def main() -> None:
     from recall_lab.files import tolerate_terminal
 
     tolerate_terminal()
-    arguments = sys.argv[1:]
+    try:
+        _main(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.stderr.write("recall-lab: interrupted\n")
+        sys.exit(130)
+
+
+def _main(arguments: list[str]) -> None:
     if arguments[:1] == ["run"]:
         from recall_lab.cli import run
 

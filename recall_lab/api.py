@@ -1,15 +1,18 @@
 """recall_lab from Python: runs, results, trained models and figures."""
 
 import importlib
+import pkgutil
 from pathlib import Path
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from recall_lab import checkpoint, folders, machine, results, runner
+from recall_lab import checkpoint, figure, folders, machine, results, runner
 from recall_lab.building import build
+from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, refuse, resolved
+from recall_lab.messages import ERRORS, one_line
 from recall_lab.mixer.base import Trace
 from recall_lab.model import Model
 from recall_lab.probe.base import trace_model
@@ -23,10 +26,13 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
 
     Raises ValueError for settings that are impossible or have no effect, RuntimeError where the run failed.
     """
-    config = compose(overrides, config_dir, with_hydra=True)
-    refuse(config, parse(overrides))
+    try:
+        config = compose(overrides, config_dir, with_hydra=True)
+        refuse(config, parse(overrides))
+    except ERRORS as error:
+        raise ValueError(one_line(error)) from error
     parent = Path(str(config.root), str(config.name))
-    folders.claim(parent)
+    folders.claim(parent, [str(name) for name in config.select])
     settings = resolved(config, dict(config.hydra.runtime.choices))
     runner.execute(settings, parent)
     run = parent / runner.identity(settings)
@@ -90,9 +96,10 @@ def plot(name: str, table: pd.DataFrame) -> dict[str, Figure]:
 
     Raises ValueError where there is no such figure.
     """
-    try:
-        module = importlib.import_module(f"recall_lab.figure.{name}")
-    except ModuleNotFoundError as error:
-        known = sorted(path.stem for path in (Path(__file__).parent / "figure").glob("*.py") if path.stem[0] != "_")
-        raise ValueError(f"there is no figure {name!r}; there are {', '.join(known)}") from error
-    return dict(module.draw(table))
+    modules = {
+        module.name: importlib.import_module(f"{figure.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(figure.__path__)
+    }
+    known = sorted(module for module, content in modules.items() if hasattr(content, "draw"))
+    require(name in known, f"there is no figure {name!r}; there are {', '.join(known)}")
+    return dict(modules[name].draw(table))

@@ -42,6 +42,10 @@ def build(config: Config) -> Workload:
     given = {item.name: config[item.name] for item in dataclasses.fields(kind) if item.name in config}
     for name, part in given.items():
         check_targets(name, part)
+        if name in KINDS:
+            require(
+                "_target_" in part, f"{name}: its configuration has no _target_, so it is no {KINDS[name].__name__}"
+            )
     return hydra.utils.instantiate({"_target_": config["_target_"], **given}, _convert_="all")
 
 

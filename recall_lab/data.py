@@ -83,7 +83,7 @@ def _listed(task: Task, cells: Grid) -> list[Cell]:
     require(listed, f"cells={cells!r}: must hold at least one cell, or be null for the cells derived from the task")
     for number, cell in enumerate(cells):
         new = isinstance(cell, dict) and cell not in cells[:number]
-        require(new, f"cells: {cell!r}: must map parameters to values, as {{length: 64}} does, and occur only once")
+        require(new, f"cells: {cell!r}: must map parameters to values, as {{length: 64}} does, and occur once")
         try:
             task.at(**cell)
         except ValueError as error:

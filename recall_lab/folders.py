@@ -12,16 +12,19 @@ outputs/NAME/            a sweep: any number of runs, and what `recall-lab repor
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from recall_lab.files import read_json, write_text
+from recall_lab.files import read_json, write_json, write_text
 
 FORMAT = 2
 """Version of the layout above. A run of another version is refused."""
+
+SELECT = "select.json"
+"""In a sweep's folder: the settings that its report selects on validation."""
 
 MARK = ".recall_lab"
 """The file that marks a folder as a sweep's folder of recall_lab."""
@@ -40,8 +43,10 @@ class ForeignFolder(ValueError):
     """A folder that recall_lab may not write to, or that holds nothing it can read."""
 
 
-def claim(folder: Path) -> None:
+def claim(folder: Path, select: Sequence[str] | None = None) -> None:
     """Creates the sweep's folder, or checks that it is one.
+
+    select  the settings that the report is to select on validation; None: those of an earlier command
 
     Raises ForeignFolder where it holds files of other programs or runs of another format, or cannot be written.
     """
@@ -57,10 +62,14 @@ def claim(folder: Path) -> None:
     except OSError as error:
         raise ForeignFolder(f"cannot write to {folder}: {error.strerror or error}") from error
     runs(folder)
+    if select is not None:
+        write_json(folder / SELECT, list(select))
 
 
 def runs(folder: Path) -> list[Path]:
     """The run folders of a sweep, in the order in which they were started.
+
+    select  the settings that the report is to select on validation; None: those of an earlier command
 
     Raises ForeignFolder where this is not a sweep's folder, or holds a run of another format.
     """

@@ -9,10 +9,11 @@ from typing import Any
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from recall_lab.files import CONF
 
-ERRORS = (HydraException, OmegaConfBaseException, ValueError, OSError)
+ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError)
 """Errors that a user may have caused: printed in one line, without a traceback."""
 
 
@@ -50,7 +51,10 @@ def one_line(error: BaseException) -> str:
     if isinstance(innermost, OSError) and innermost.strerror:
         where = f"{innermost.filename}: " if innermost.filename else ""
         message = f"{where}{innermost.strerror}"
-    return " ".join(message.split()) or type(innermost).__name__
+    kind = type(innermost).__name__
+    if not isinstance(innermost, (*ERRORS, RuntimeError, ArithmeticError, TypeError)):
+        message = f"{kind}: {message}"  # "'heads'" alone says little, "KeyError: 'heads'" more
+    return " ".join(message.split()) or kind
 
 
 def no_setting(name: str) -> str:

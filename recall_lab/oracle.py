@@ -53,7 +53,7 @@ class Oracle:
     passes: int = 1
     """How many times all pairs are written, always in the same order."""
     overwrites: int = 0
-    """Number of random keys that are written once more after that, with another value."""
+    """Number of randomly chosen keys that are written again after all passes, with another value."""
     sharpness: float | int | None = None
     """β of the softmax logits β k·q of unit keys, for mechanisms that are not linear in the query; null: √d_key."""
     gates: dict[str, float | int] = field(default_factory=dict)

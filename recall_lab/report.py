@@ -176,8 +176,9 @@ def _missing(folder: Path) -> list[str]:
     for run in folders.runs(folder):
         status = folders.status(run)
         if status["state"] != "finished":
-            error = f": {status['error']}" if status.get("error") else ""
-            lines.append(f"{folders.describe(run)} is {status['state']}{error}")
+            reasons = [status["error"]] if status.get("error") else status.get("missing", [])
+            because = f": {'; '.join(reasons)}" if reasons else ""
+            lines.append(f"{folders.describe(run)} is {status['state']}{because}")
     return lines + results.repeated(folder)
 
 

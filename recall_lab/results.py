@@ -20,6 +20,7 @@ from scipy import stats
 
 from recall_lab.files import read_json, replacing
 from recall_lab.folders import (
+    SELECT,
     Config,
     ForeignFolder,
     flatten,
@@ -124,9 +125,8 @@ def repeated(folder: Path) -> list[str]:
 
 
 def selected_settings(folder: Path) -> tuple[str, ...]:
-    """The settings to be chosen on validation, as the runs of this sweep name them (`select`)."""
-    named = [name for run in with_rows(folder) for name in read_config(run).get("select", SELECTED)]
-    return tuple(dict.fromkeys(named)) or SELECTED
+    """The settings to be selected on validation: the `select` of the latest command in this sweep's folder."""
+    return tuple(read_json(folder / SELECT, SELECTED))
 
 
 def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:

@@ -29,6 +29,9 @@ from recall_lab.workload import Outcome, Workspace
 FAILED = 1e9
 """The value of a failed run for a sweeper that minimises the loss: finite, and larger than any loss."""
 
+PARENT = os.getppid()
+"""The process that started this one. Once it is gone, getppid gives another number."""
+
 log = logging.getLogger("recall_lab")
 
 
@@ -68,7 +71,7 @@ def execute(config: Config, parent: Path, alone: bool = True) -> float:
     sweep = current(parent)
     run = parent / identity(config)
     name = title(run.name, config)
-    if sweep.asked_to_stop():
+    if sweep.asked_to_stop() or orphaned():
         return FAILED
     try:
         run.mkdir(exist_ok=True)
@@ -211,15 +214,11 @@ class StopSignal:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self.signal: int | None = None
-        self.parent = os.getppid()
         self.trained = 0.0
         """Seconds of training up to the last validation."""
 
     def __call__(self) -> bool:
-        orphaned = (
-            threading.current_thread() is threading.main_thread() and _is_worker() and os.getppid() != self.parent
-        )
-        return self.signal is not None or orphaned or self.sweep.asked_to_stop()
+        return self.signal is not None or orphaned() or self.sweep.asked_to_stop()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """The signal handler: the first signal stops the run at its next step, the second one at once."""
@@ -228,9 +227,10 @@ class StopSignal:
         self.signal = number
 
 
-def _is_worker() -> bool:
-    """Whether this process was started by another one of the same command."""
-    return os.environ.get(WORKER_OF, str(os.getpid())) != str(os.getpid())
+def orphaned() -> bool:
+    """Whether this process is a worker and the command that started it is gone (kill −9): nobody waits for its runs."""
+    worker = os.environ.get(WORKER_OF, str(os.getpid())) != str(os.getpid())
+    return worker and os.getppid() != PARENT
 
 
 @contextmanager

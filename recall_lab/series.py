@@ -44,15 +44,19 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     """
     mixers = _mixers(table)
     names = mixers.copy()
+    if "trained_as" in table:  # a mixer on the weights of another one is never mistaken for a trained one
+        names += table["trained_as"].map(lambda mixer: f" trained_as={mixer}", na_action="ignore").fillna("")
     groups = [name for name in ("mixer", "task", "probe") if name in table]
     columns = setting_columns(table, axis)
-    columns = [c for c in columns if not any(a in table and table[c].equals(table[a]) for a in axis)]
+    columns = [
+        c for c in columns if c != "trained_as" and not any(a in table and table[c].equals(table[a]) for a in axis)
+    ]
     text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
     parts = [name for name in columns if _names_a_part(name)]
     for _, rows in table.groupby(groups, dropna=False, sort=False):
         # The brackets of a hybrid name its parts, unless two modules have the same name.
         bracketed = mixers[rows.index].nunique() == len(text.loc[rows.index, parts].drop_duplicates())
-        for column in _telling(text.loc[rows.index].drop_duplicates()):
+        for column in _distinguishing(text.loc[rows.index].drop_duplicates()):
             if column in parts and bracketed:
                 continue
             word = _word(column, columns)
@@ -96,7 +100,7 @@ def _digest(text: str) -> str:
     return "#" + hashlib.sha256(text.encode()).hexdigest()[:4]
 
 
-def _telling(distinct: pd.DataFrame) -> list[str]:
+def _distinguishing(distinct: pd.DataFrame) -> list[str]:
     """Columns that together distinguish all rows. Each separates rows that are equal in the columns before it."""
     chosen: list[str] = []
     parts = 1

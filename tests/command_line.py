@@ -58,7 +58,7 @@ def run_probe(*arguments: str) -> int:
 
 @contextmanager
 def background(*arguments: str) -> Iterator[subprocess.Popen]:
-    """Runs `recall-lab …` in a separate process group, which is killed in the end whatever happens."""
+    """Runs `recall-lab …` in a separate process group, which is always killed in the end."""
     process = subprocess.Popen(
         command(*arguments),
         stdout=subprocess.DEVNULL,

@@ -117,7 +117,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_format_is_refused(tmp_path):
 
 
 def test_a_checkpoint_that_holds_objects_is_refused(tmp_path):
-    """Loading one from somebody else never runs code."""
+    """Loading an untrusted checkpoint never runs code."""
     torch.save({"model": Path("x")}, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
         load(tmp_path / "checkpoint.pt", CPU)

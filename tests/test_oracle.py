@@ -28,7 +28,7 @@ def test_keys_values_and_queries():
     assert torch.allclose(trace.v.norm(dim=-1), torch.ones(9, 1, 12))
     queried = trace.k.gather(2, trace.source[:, None, :, None].expand(-1, -1, -1, 8))
     assert torch.allclose(trace.q, queried * 8**0.5, atol=1e-6)
-    # Every value is a candidate, and no two pairs of a sequence share one.
+    # Every value is a candidate, and the values of a sequence differ.
     which = (trace.v[:, 0] @ trace.candidates.T).argmax(-1)
     assert torch.allclose(trace.candidates[which], trace.v[:, 0])
     assert all(len(set(row)) == 12 for row in which.tolist())
@@ -105,7 +105,7 @@ def test_softmax_logits():
 
 @pytest.mark.parametrize("name", [n for n in names("mixer") if n not in ("hybrid", "rnn", "lstm")])
 def test_a_single_pair_is_answered_with_its_value(name):
-    """At neutral gates, whatever scale the mechanism itself applies."""
+    """At neutral gates, independently of the scale that the mechanism itself applies."""
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     trace = draw(make, pairs=1, d_key=16, reads=8)
     assert torch.allclose(trace.o, trace.v, atol=2e-4)

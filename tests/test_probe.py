@@ -137,7 +137,7 @@ def test_probes_on_a_paired_task_and_a_softmax_model(rng):
     torch.manual_seed(0)
     model = Model(vocab=32, mixer=instantiate(config("mixer=softmax").mixer), d_model=16, layers=1, mlp=0.0)
     batch = PairedRecall(vocab=32, length=24, pairs=8).sample(6, rng)
-    rows = base.run([partial(state_retention, read="other"), effective_attention, dynamic_access], model, batch, rng)
+    rows = base.run([partial(state_retention, read="asked"), effective_attention, dynamic_access], model, batch, rng)
     assert {"top1", "target_share", "rank", "moved"} <= {row["metric"] for row in rows}
 
 
@@ -171,6 +171,26 @@ def test_a_probe_that_fails_is_named_with_its_layer(rng):
         ProbeError, match=r"^probe state_retention, layer 3: probe.state_retention.lags needs at least 4"
     ):
         base.run_on_trace(partial(state_retention, lags=(1,)), trace, rng)
+
+
+def test_rows_hold_plain_numbers(rng):
+    """Numbers of numpy and torch become Python's, which can be written; a row without a number is an error."""
+    trace = traced(DeltaRule, pairs=4, d_key=8, reads=8)
+
+    def plain(trace, rng):
+        return [{"metric": "a", "value": torch.tensor(0.5), "lag": np.int64(3)}]
+
+    (row,) = base.run_on_trace(plain, trace, rng)
+    assert row == {"probe": "plain", "metric": "a", "value": 0.5, "lag": 3}
+    assert type(row["value"]) is float
+    assert type(row["lag"]) is int
+    for wrong in ({"metric": "a"}, {"value": 1.0}, {"metric": "a", "value": "much"}, {"metric": "a", "value": None}):
+
+        def odd(trace, rng, wrong=wrong):
+            return [wrong]
+
+        with pytest.raises(ProbeError, match=r"probe odd, layer 0: .*must have a metric and a number as value"):
+            base.run_on_trace(odd, trace, rng)
 
 
 def test_a_row_that_is_not_finite_is_named_and_the_others_are_kept(rng):

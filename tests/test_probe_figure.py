@@ -35,7 +35,7 @@ FIGURES = [
     "cost",
 ]
 PROBES = {
-    state_retention: {"at": (0.25, 0.5, 1.0), "age_bins": 6, "age_reads": 0, "lags": ()},
+    state_retention: {"after": (0.25, 0.5, 1.0), "age_bins": 6, "age_reads": 0, "lags": ()},
     effective_attention: {"token_bins": 5, "matrix": True},
     dynamic_access: {"sequences": 1, "subsets": (2, 4)},
     cost: {"lengths": (128, 256), "timed": False},

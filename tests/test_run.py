@@ -96,6 +96,14 @@ def test_experiments_with_names_of_their_own_are_no_sweep(tmp_path, capsys):
     assert recall(*words, "name=both") == 0
 
 
+def test_a_worker_whose_command_was_killed_starts_no_further_run(tmp_path, monkeypatch):
+    settings = resolved(compose(TINY), {"task": "mqar", "mixer": "softmax"})
+    monkeypatch.setenv("RECALL_LAB_PID", "1")
+    monkeypatch.setattr(runner, "PARENT", 0)
+    assert runner.execute(settings, tmp_path) == runner.FAILED
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["rows.json", "config.yaml"])
 def test_a_finished_run_that_lost_a_file_is_repeated(name):
     assert recall(*TINY) == 0

@@ -67,29 +67,39 @@ LISTED = {*results.REPLICATES, *results.CIRCUMSTANCES, *results.CELLS}
 
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_no_setting_can_be_averaged_away(mixer, tmp_path):
-    """Two runs that differ in one key alone never share a series, unless the key is on a list."""
-    for number, overrides in enumerate((TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,)):
+    """Two runs that differ in a single key are different series, unless the key is on one of the lists."""
+    for overrides in (TRAINING, ORACLE) if mixer in ("delta_rule", "hybrid") else (TRAINING,):
+        sweep = tmp_path / overrides[0]
         config = settings_of(*overrides, mixer=mixer)
-        for index, path in enumerate(leaves(config)):
+        write(sweep, "base", config, started="2027-01-01")
+        for path in leaves(config):
+            write(sweep, ".".join(path), changed(config, path))
+        table = results.collect(sweep)
+        scores = table[table["split"] == "test"].set_index("run")["series"]
+        probes = table[table["split"] == "probe"].set_index(["run", "probe"])["series"]
+        for path in leaves(config):
             name = ".".join(path)
-            if mixer not in ("delta_rule", "hybrid") and path[0] != "mixer":
-                continue
-            sweep = tmp_path / f"{number}-{index}"
-            write(sweep, "a", config)
-            write(sweep, "b", changed(config, path))
             if name in LISTED:
                 assert not name.startswith(("mixer.", "model.", "task.", "oracle.", "probe."))
-                continue
-            table = results.collect(sweep)
-            if path[0] == "probe":
-                table = table[table["probe"] == path[1]]
+            elif path[0] == "probe":
+                assert probes[name, path[1]] != probes["base", path[1]], name
             elif name == "test.probe_sequences":
-                table = table[table["split"] == "probe"]
-            assert table["series"].nunique() == 2, name
-            if name not in results.SELECTED:
-                continue
-            alone = results.select(pd.concat([table, table.assign(split="validation")]), results.SELECTED)
-            assert alone["series"].nunique() == 1, name
+                assert (probes[name] != probes["base"]).all()
+            else:
+                assert scores[name] != scores["base"], name
+
+
+def test_what_is_selected_makes_no_series(tmp_path):
+    for name, rate in (("a", 0.01), ("b", 0.02)):
+        write(tmp_path, name, settings_of(f"train.lr={rate}"))
+    table = results.collect(tmp_path)
+    assert set(table["series"]) == {"delta_rule lr=0.01", "delta_rule lr=0.02"}
+    both = pd.concat([table, table.assign(split="validation")], ignore_index=True)
+    assert set(results.select(both)["series"]) == {"delta_rule"}
+    assert results.selected_settings(tmp_path) == results.SELECTED == ("train.lr",)
+    folders.claim(tmp_path, ["train.clip"])
+    folders.claim(tmp_path)
+    assert results.selected_settings(tmp_path) == ("train.clip",)
 
 
 @pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
@@ -110,7 +120,7 @@ def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
     write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
     (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
-    assert results.repeated(tmp_path) == ["b repeats a (threads=2 → 1); the newer is used"]
+    assert results.repeated(tmp_path) == ["b is repeated by a (threads=2 → 1), which is used"]
 
 
 def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
@@ -148,7 +158,7 @@ def test_names_are_short(tmp_path):
     names = set(results.collect(tmp_path)["series"])
     assert len(names) == 4
     assert all(len(name) < 90 for name in names)
-    assert any("cells=(length 16–128, pairs 4–32 #" in name for name in names)
+    assert any("cells=(length 16–128, pairs 4–32, #" in name for name in names)
 
 
 def test_a_hybrid_is_named_by_its_parts(tmp_path):

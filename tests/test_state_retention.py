@@ -17,7 +17,7 @@ from recall_lab.probe.state_retention import state_retention
 from recall_lab.task.base import IGNORE
 from recall_lab.theory import delta_rule, linear_attention
 
-retention = partial(state_retention, at=(1,), read="all", age_reads=0, lags=())
+retention = partial(state_retention, after=(1,), read="all", age_reads=0, lags=())
 
 
 @pytest.mark.parametrize("n", [32, 64, 128])
@@ -37,7 +37,7 @@ def test_keyed_reading_of_sums_and_deltas_follows_theory(rng, n):
 
 def test_a_position_is_the_end_of_a_prefix(rng):
     trace = traced(pairs=64, d_key=16, reads=512)
-    rows = retention(trace, rng, at=(0.25, 1.0), age_bins=0, spectrum=False)
+    rows = retention(trace, rng, after=(0.25, 1.0), age_bins=0, spectrum=False)
     cut = {name: getattr(trace, name)[:, :, :16] for name in ("q", "k", "v", "o")}
     short = replace(trace, **cut, source=trace.source[:, :16])
     for metric in ("top1", "error", "norm", "bits_per_entry"):
@@ -122,7 +122,7 @@ def test_effective_state_size(rng):
 
 def test_every_bin_of_ages_has_enough_answers(rng):
     """Eight sequences of 512 pairs: at least 50 answers per bin, although each age alone has only 8."""
-    rows = state_retention(traced(pairs=512, d_key=16, reads=4096), rng, at=(1,), read="all", lags=())
+    rows = state_retention(traced(pairs=512, d_key=16, reads=4096), rng, after=(1,), read="all", lags=())
     ages = [row for row in rows if row["metric"].endswith("_by_age")]
     assert {row["metric"] for row in ages} == {"top1_by_age", "error_by_age", "cosine_by_age"}
     assert min(row["count"] for row in ages) >= 50
@@ -142,14 +142,14 @@ def test_an_empty_state(rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"at": (0.5, 2)}, r"at=\[0.5, 2\]: must be shares of the sequence"),
+        ({"after": (0.5, 2)}, r"after=\[0.5, 2\]: must be shares above 0"),
         ({"age_bins": -1}, "age_bins=-1: must be a whole number of at least 0"),
         ({"age_reads": -1}, "age_reads=-1: must be a whole number of at least 0"),
         ({"lags": (True,)}, "lags=True: must be a whole number"),
         ({"ridge": -1}, "ridge=-1: must be a number of at least 0"),
         (
             {"lags": (1,)},
-            r"probe.state_retention.lags needs at least 4 sequences, and there are 2: raise test.probe_sequences",
+            r"probe.state_retention.lags needs at least 4 sequences, but there are 2: raise test.probe_sequences",
         ),
     ],
 )

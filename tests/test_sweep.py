@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def test_one_failing_run_of_three(capsys):
     line = [line for line in printed.err.splitlines() if str(bad) in line]
     assert len(line) == 1
     assert "a length of at least 36 (2 positions each), not 16" in line[0]
-    assert f"not in the table: {bad.name}" in printed.out
+    assert f"missing or replaced: {bad.name}" in printed.out
     assert bad.name in Path("outputs/three/report.html").read_text()
 
 
@@ -42,6 +41,11 @@ def test_options_of_a_swept_group_that_the_default_lacks(capsys):
         "task=a,b", "task.x=choice(1)", "+task.y=choice([1,2])", "task.z=choice('')", *words[4:]
     ]  # fmt: skip
     assert run.with_options_swept(["mixer=window", "mixer.budget=4"]) == ["mixer=window", "mixer.budget=4"]
+
+
+def test_options_are_put_before_the_overrides():
+    words = ["task=x", "--config-dir", "mine", "-m", "mixer=y"]
+    assert run.options_first(words) == (["--config-dir", "mine", "-m"], ["task=x", "mixer=y"])
 
 
 def test_a_failed_run_is_repeated(monkeypatch):
@@ -155,70 +159,6 @@ def test_compiled_training_is_the_same_training(mixer):
     (plain,), (compiled,) = run_folders("compile-false"), run_folders("compile-true")
     ours, theirs = ([p["train_loss"] for p in files.read_json(f / "curve.json")] for f in (plain, compiled))
     assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-def finished_alone(*arguments: str) -> Path:
-    """The folder of the same run without interruption."""
-    assert recall(*TINY, *arguments, "name=alone") == 0
-    return run_folders("alone")[0]
-
-
-SLOW_ENOUGH = ["train.steps=3000", "train.validate_every=50", "train.solved=null"]
-"""A run of some seconds, so that a signal arrives while it trains."""
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(number, code):
-    with background("run", *TINY, *SLOW_ENOUGH, "name=cut") as process:
-        started(process, "cut")
-        os.kill(process.pid, number)
-        process.wait(timeout=60)
-    assert process.returncode == code
-    (cut,) = run_folders("cut")
-    first = folders.status(cut)
-    assert first["state"] == "interrupted"
-    assert "interrupted" in (cut / "run.log").read_text(encoding="utf-8")
-    assert recall(*TINY, *SLOW_ENOUGH, "name=cut") == 0
-    second = folders.status(cut)
-    assert second["state"] == "finished"
-    assert second["legs"][0]["started"] == first["started"] == second["started"]
-    assert len(second["legs"]) == 2
-    assert second["seconds"] >= files.read_json(cut / "curve.json")[-1]["seconds"]
-    assert second["seconds"] >= first["seconds"] > 0
-    alone = finished_alone(*SLOW_ENOUGH)
-    assert (cut / "rows.json").read_text() == (alone / "rows.json").read_text()
-    ours, theirs = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (cut, alone))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_command_alone_stops_its_workers(number):
-    with background("run", "-m", *TINY, *LONG, "seed=0,1", "hydra.launcher.n_jobs=2") as process:
-        started(process, "long", runs=2)
-        os.kill(process.pid, number)
-        process.wait(timeout=90)
-        printed = process.stderr.read()
-    assert process.returncode == 128 + number
-    assert printed == "recall-lab: interrupted; the same command resumes the runs\n"
-    assert states("long") == ["interrupted"] * 2
-    before = [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")]
-    assert not list(Path("outputs/long").glob(".sweep-*"))
-    assert [(run / "checkpoint.pt").stat().st_mtime_ns for run in run_folders("long")] == before
-
-
-def test_a_killed_worker_does_not_affect_other_runs(tmp_path):
-    """After kill −9 of one of two workers, the same command still finishes every run."""
-    with background("run", "-m", *TINY, *SLOW_ENOUGH, "seed=0,1,2,3", "hydra.launcher.n_jobs=2", "name=hit") as process:
-        started(process, "hit", runs=2)
-        workers = subprocess.check_output(["pgrep", "-P", str(process.pid), "-f", "LokyProcess"], text=True)
-        worker = workers.split()[0]
-        os.kill(int(worker), signal.SIGKILL)
-        process.wait(timeout=240)
-        printed = process.stderr.read()
-    assert process.returncode == 0, printed
-    assert states("hit") == ["finished"] * 4
-    alone = finished_alone(*SLOW_ENOUGH, "seed=0")
-    assert (Path("outputs/hit") / alone.name / "rows.json").read_text() == (alone / "rows.json").read_text()
 
 
 def test_a_run_whose_process_always_dies_is_abandoned(monkeypatch):

@@ -104,7 +104,7 @@ def test_every_key_has_an_effect(name):
     ("name", "cell", "message"),
     [
         ("mqar", {"pairs": 17}, r"pairs=17.* length of at least 68 .*not 64"),
-        ("mqar", {"vocab": 16}, r"pairs=8 .*vocab=16 .* only 7 keys and 8 values"),
+        ("mqar", {"vocab": 16}, r"pairs=8 .*vocab=16, .* only 7 keys and 8 values"),
         ("mqar", {"vocab": 17}, r"^vocab=17: must be even$"),
         ("mqar", {"queries": 9}, r"^queries=9 but pairs=8: must be at most pairs$"),
         ("mqar", {"distractors": 17}, r"distractors=17 need a length of at least 66 .*not 64"),
@@ -184,7 +184,7 @@ def test_scaled_gives_the_reason_for_what_is_impossible():
     scaled = MQAR(vocab=32).scaled((1, 2, 4))
     assert [cell["pairs"] for cell in scaled.cells] == [8]
     assert len(scaled.impossible) == 2
-    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32 ")
+    assert scaled.impossible[0].startswith("length=128, pairs=16: pairs=16 and distractors=0 but vocab=32, ")
     assert SubsetAverage().scaled((2, 4)).impossible == [
         "length=256, points=128: points=128 but pool=64: must be at most pool"
     ]

@@ -11,8 +11,11 @@ import pytest
 from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
 
+from recall_lab import __main__ as main
 from recall_lab import results
 from recall_lab.cli import show
+from recall_lab.cli.base import compose, parse, resolved
+from recall_lab.cli.probe import changed
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -26,6 +29,48 @@ def test_help_needs_no_torch_and_little_time():
     probe = "import sys, recall_lab.__main__ as m; sys.argv[1:] = ['--help']\n"
     probe += "try: m.main()\nexcept SystemExit: print('torch' in sys.modules, 'hydra' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", probe], text=True).endswith("False False\n")
+
+
+def test_an_interrupted_verb_gives_one_line(monkeypatch, capsys):
+    def interrupted(chosen):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_verb", interrupted)
+    monkeypatch.setattr(sys, "argv", ["recall-lab", "report", "outputs/main"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "recall-lab: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["probe=[]"], "nothing to measure"),
+        (["mixer=window,top_k"], "mixer=window,top_k: has several values"),
+        (["mixer=window", "mixer.budget=2,4"], "mixer.budget=2,4: has several values"),
+        (["test.tokens=4"], "nothing to measure"),
+        (["probe=retrieval", "test.tokens=4"], "test.tokens has no effect here without another mixer"),
+        (["probe=retrieval", "test.sequences=4"], "test.sequences has no effect here without another mixer"),
+        (["mixer=window", "test.probe_sequences=4"], "test.probe_sequences has no effect here without a probe"),
+    ],
+)
+def test_a_later_probe_refuses_what_would_be_ignored(words, message, capsys):
+    assert recall(*TINY) == 0
+    (folder,) = run_folders("main")
+    assert run_probe(str(folder), *words) == 2
+    assert message in capsys.readouterr().err
+    assert list(folder.glob("probe-*.json")) == []
+
+
+def test_a_part_of_a_hybrid_keeps_what_was_trained():
+    trained = resolved(compose(["mixer=hybrid", "mixer.second.heads=2"]), {"task": "mqar", "mixer": "hybrid"})
+    words = ["mixer.second.qk_norm=true", "test.cells=[{length: 8}]"]
+    config = changed(trained, words, parse(words), None)
+    second = trained["mixer"]["second"] | {"qk_norm": True}
+    assert config["mixer"] == trained["mixer"] | {"second": second}
+    assert config["test"] == trained["test"] | {"cells": [{"length": 8}]}
+    assert second["heads"] == 2
 
 
 def test_cfg_job_prints_and_runs_nothing():

@@ -10,7 +10,7 @@ import yaml
 from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF
 
-from recall_lab import building, files, folders, results, workload
+from recall_lab import building, files, folders, messages, results, workload
 from recall_lab.cli.base import compose, resolved
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -117,7 +117,9 @@ def test_a_later_probe_that_fails_does_not_affect_the_others(capsys):
     (folder,) = run_folders("main")
     words = ["probe=[retrieval,state_retention]", "probe.state_retention.lags=[1]", "test.probe_sequences=2"]
     assert run_probe(str(folder), *words) == 1
-    assert "probe state_retention, layer 0" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "probe state_retention, layer 0" in printed
+    assert "Traceback" in (folder / "run.log").read_text(encoding="utf-8")
     (path,) = folder.glob("probe-*.json")
     assert {row["probe"] for row in files.read_json(path)["rows"]} == {"retrieval"}
 
@@ -157,6 +159,26 @@ def test_a_folder_cannot_run_arbitrary_code(part, target, capsys):
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert f"{part}._target_={target}" in printed
+
+
+def test_a_part_without_target_is_named():
+    config = resolved(compose([]), {"task": "mine", "mixer": "softmax"})
+    with pytest.raises(ValueError, match="task: its configuration has no _target_, so it is no Task"):
+        building.build(config | {"task": {"length": 8}})
+
+
+def test_a_yaml_with_a_syntax_error_gives_one_line(tmp_path, capsys):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task/mine.yaml").write_text("length: [8\nx: }\n")
+    assert recall("--config-dir", str(tmp_path), "task=mine") == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "mine.yaml" in printed
+
+
+def test_an_error_whose_message_says_little_comes_with_its_type():
+    assert messages.one_line(KeyError("heads")) == "KeyError: 'heads'"
+    assert messages.one_line(ValueError("heads=0: must be positive")) == "heads=0: must be positive"
 
 
 def test_a_nested_target_is_checked_too():

@@ -75,7 +75,6 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     assert isinstance(settings, dict)
     task = choices["task"] if "task" in settings else "oracle"
     circumstances = {
-        "select": list(config.select),
         "device": config.device,
         "threads": config.threads,
         "choice": {"task": task, "mixer": choices["mixer"]},

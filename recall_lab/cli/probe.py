@@ -33,6 +33,8 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
             part_of(override.key_or_group) in CHANGEABLE,
             f"{override.key_or_group}: of a finished run only probe, mixer and test can be changed",
         )
+        several = f"{override.input_line}: has several values; run the command once for each"
+        require(not override.is_sweep_override(), several)
     path = Path(folder).resolve()
     single = (path / "status.json").exists()
     runs = [path] if single else folders.with_rows(path)
@@ -59,6 +61,7 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     """Probes one run and writes the rows to a file of their own, which repeating the same probe replaces."""
     from recall_lab import machine
     from recall_lab.building import build
+    from recall_lab.runner import logging_to
     from recall_lab.workload import Workspace
 
     trained = folders.read_config(run)
@@ -67,10 +70,12 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     config = changed(trained, words, overrides, config_dir)
     mixer = config["choice"]["mixer"]
     swapped = config["mixer"] != trained["mixer"]
+    _refuse_without_effect({override.key_or_group for override in overrides}, bool(config["probe"]), swapped)
     name = f"{run.name} {mixer}" + (f" with the weights of {trained['choice']['mixer']}" if swapped else "")
     device = machine.prepare(config["device"], config["threads"])
     target = {"_target_": "recall_lab.workload.ProbeRun", "swapped": mixer if swapped else ""}
-    outcome = build(config | target).run(Workspace(run, device))
+    with logging_to(run / "run.log"):  # tracebacks
+        outcome = build(config | target).run(Workspace(run, device))
     columns = {"mixer": mixer} | {
         key: value
         for key, value in flatten({part: config[part] for part in CHANGEABLE}).items()
@@ -84,6 +89,15 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     for line in outcome.missing:
         print_error(f"{run.name}: {line}")
     return 1 if outcome.missing else 0
+
+
+def _refuse_without_effect(given: set[str], probes: bool, swapped: bool) -> None:
+    """Raises ValueError where nothing would be measured, or a setting of `test` would be ignored."""
+    require(probes or swapped, "nothing to measure: add probe=[retrieval], or others, or another mixer")
+    scores = ("test.tokens", "test.sequences")
+    for name in sorted(given & {*scores, "test.probe_sequences"}):
+        needed, wanted = (swapped, "another mixer, whose scores are new") if name in scores else (probes, "a probe")
+        require(needed, f"{name} has no effect here without {wanted}")
 
 
 def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
@@ -102,18 +116,23 @@ def changed(trained: Config, words: list[str], overrides: Iterable[Override], co
     if "probe" in parts:
         config["probe"] = composed["probe"]
     if "test" in parts:
-        config["test"] = trained["test"] | _given_keys("test", given, composed)
+        config["test"] = _with_given("test", trained["test"], given, composed)
     if "mixer" in parts:
         own = trained["mixer"]
         if mixer != before:
             shared = OmegaConf.load(CONF / "mixer_base.yaml")
             own = composed["mixer"] | {key: own[key] for key in map(str, shared) if key in own and key[0] != "_"}
-        config["mixer"] = own | _given_keys("mixer", given, composed)
+        config["mixer"] = _with_given("mixer", own, given, composed)
         config["choice"] = trained["choice"] | {"mixer": mixer}
     return config
 
 
-def _given_keys(part: str, given: Iterable[str], composed: dict[Any, Any]) -> Config:
-    """The keys of one part that were given, with their values."""
-    keys = [key.split(".")[1] for key in given if key.startswith(f"{part}.")]
-    return {key: composed[part][key] for key in keys if key in composed[part]}
+def _with_given(part: str, own: Config, given: Iterable[str], composed: dict[Any, Any]) -> Config:
+    """The settings of one part, with those that were given (mixer.budget, of a hybrid mixer.second.heads) replaced."""
+    result, source = OmegaConf.create(own), OmegaConf.create(composed)
+    for key in given:
+        if key.startswith(f"{part}."):
+            OmegaConf.update(result, key.removeprefix(f"{part}."), OmegaConf.select(source, key), force_add=True)
+    settings = OmegaConf.to_container(result)
+    assert isinstance(settings, dict)
+    return {str(key): value for key, value in settings.items()}

@@ -44,7 +44,7 @@ class Preflight(Callback):
             refuse(config, overrides)
             sized(None, None, _root_=config)
             folder = _folder(config)
-            folders.claim(folder)
+            folders.claim(folder, [str(name) for name in config.select])
             Preflight.sweep, Preflight.report = current(folder), bool(config.report)
             Preflight.sweep.begin()
         except ERRORS as error:
@@ -93,9 +93,8 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Returns the exit status: 0 only if every run of this command is finished."""
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
-    # argparse, within Hydra, accepts no option between overrides.
-    options = [word for word in arguments if word in ("-m", "--multirun")]
-    sys.argv = ["recall-lab run", *options, *with_options_swept(word for word in arguments if word not in options)]
+    options, words = options_first(arguments)
+    sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
     Preflight.sweep = None
     code = _launch()
     sweep = Preflight.sweep
@@ -107,6 +106,16 @@ def main(arguments: list[str]) -> int:
         return print_error(error)
     finally:
         sweep.end()
+
+
+def options_first(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
+    """-m and --config-dir FOLDER, and all other words: argparse, within Hydra, accepts no option between overrides."""
+    options: list[str] = []
+    words: list[str] = []
+    for word in arguments:
+        folder_expected = options[-1:] in (["--config-dir"], ["-cd"])
+        (options if folder_expected or word in ("-m", "--multirun", "--config-dir", "-cd") else words).append(word)
+    return options, words
 
 
 def with_options_swept(words: Iterable[str]) -> list[str]:

@@ -56,8 +56,8 @@ def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
 def _pooled(rows: pd.DataFrame, factor: str) -> pd.DataFrame:
     """Accuracy per series and value or bin of the factor; the column `factor` holds the mean value in the bin."""
     values = rows[factor]
-    whole = (values == values.round()).all()
-    if values.nunique() <= VALUES and (whole or values.max() <= 1):
+    integers = (values == values.round()).all()
+    if values.nunique() <= VALUES and (integers or values.max() <= 1):
         level = values
     else:
         level = values.round(1) if values.max() <= 1 else np.floor(2 * np.log2(values.clip(lower=0) + 1))

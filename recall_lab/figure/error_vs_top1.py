@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     at = ["series", "oracle.d_key", "pairs"]
     top1, error = (average(rows[rows["metric"] == metric], at) for metric in ("top1", "error"))
     both = top1.merge(error, on=at, suffixes=("_top1", "_error")).sort_values("pairs")
-    title = f"path: more and more pairs\nerrors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
+    title = f"along a path: more pairs\nerrors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
     parts = style.blocks(shown)
     height = max(3.9, *(style.legend_height([shown[name] for name in part], title) for part in parts))
     with style.style():

@@ -142,7 +142,8 @@ def _gamma(run: pd.Series) -> float:
     if given is not None:
         return float(np.exp(given))
     fixed = _value(run, "mixer.decay", "learned")
-    return {"learned": 1.0, "retention": RETENTION}.get(fixed) or float(fixed)
+    named = {"learned": 1.0, "retention": RETENTION}
+    return named[fixed] if fixed in named else float(fixed)
 
 
 def _value(run: pd.Series, name: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,10 @@ def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
 
 def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
     try:
-        rows = [{"probe": name(probe), **row} for row in probe(*arguments)]
+        rows = [{"probe": name(probe)} | {key: _plain(x) for key, x in row.items()} for row in probe(*arguments)]
+        for row in rows:
+            number = isinstance(row.get("value"), int | float)
+            require(number and isinstance(row.get("metric"), str), f"{row}: must have a metric and a number as value")
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise ProbeError(f"{title}: {kind}{error}") from error
@@ -128,6 +131,11 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
     return rows
 
 
+def _plain(x: Any) -> Any:
+    """A number of numpy or torch as one of Python, which can be written to a file; anything else as it is."""
+    return x.item() if isinstance(x, np.generic | Tensor) else x
+
+
 def takes(probe: Probe) -> str:
     """What the probe is called with: "trace" or "model". This is the name of its first argument."""
     return next(iter(inspect.signature(probe).parameters))
@@ -140,23 +148,24 @@ def name(probe: Probe) -> str:
     return probe.__name__
 
 
-def positions(trace: Trace, at: Sequence[float | int]) -> list[int]:
-    """The index of the last position within each share `at` of the sequence, rounded: ascending, without repeats.
+def positions(trace: Trace, after: Sequence[float | int]) -> list[int]:
+    """The index of the last position within each share `after` of the sequence, rounded: ascending, without repeats.
 
     A share of 1 gives n − 1 for a sequence of length n. Raises ValueError for a share outside (0, 1].
     """
     length = trace.q.shape[2]
     require(
-        all(0 < share <= 1 for share in at), f"at={list(at)}: must be shares of the sequence, above 0 and at most 1"
+        all(0 < share <= 1 for share in after),
+        f"after={list(after)}: must be shares above 0 and at most 1",
     )
-    return sorted({max(1, round(share * length)) - 1 for share in at})
+    return sorted({max(1, round(share * length)) - 1 for share in after})
 
 
 def bins(values: np.ndarray, count: int, weight: np.ndarray | None = None, least: int = 0) -> list[np.ndarray]:
     """Sorts values into at most `count` bins, equally wide in log(value + 1): for each bin, the indices of its values.
 
     values  integers of at least 0
-    weight  the number of measurements behind each value; None: 1
+    weight  the number of measurements of each value; None: 1
     least   least number of measurements per bin: a bin with fewer is merged with the next, the last with the previous
     Every value is in exactly one bin, and no bin is empty.
     """

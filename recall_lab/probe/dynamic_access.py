@@ -49,7 +49,7 @@ def dynamic_access(
       access_rank       effective rank of that matrix
       one_hot_residual  min_q ‖e_i − A(q)‖², mean over tokens i: over all q where A is linear in q (then 1 − rank/n),
                         elsewhere over the keys times the factors in `sharpen`
-      independence      max_δq (δA_i)²/‖δA‖² for a small change δq of the query along key i: the share of the change
+      independence      max_δq (δA_i)²/‖δA‖² for a small change δq, at the query along key i: the share of the change
                         that can fall on the weight of token i; mean over tokens i
       held_range        max_δq |δA_i|/‖δq‖ with all other weights held fixed, at the same query; 0 where A_i cannot
                         change alone; mean over tokens i

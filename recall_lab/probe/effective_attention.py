@@ -169,7 +169,7 @@ def _derivatives(
     state    the state before position t
     d_state  derivatives of that state (as one vector of x numbers) with respect to c input numbers, channels of values
     new      whether to add the channels of v_t to these inputs: e = c + d_value, else e = c
-    Sequences and heads do not mix in a recurrence, so one direction of differentiation serves all of them at once.
+    Sequences and heads do not mix in a recurrence, so one direction of differentiation covers all of them.
     """
     here = slice(t, t + 1)
     q, k, v = trace.q[:, :, here], trace.k[:, :, here], trace.v[:, :, here]

@@ -22,7 +22,7 @@ def state_retention(
     trace: Trace,
     rng: np.random.Generator,
     *,
-    at: Sequence[float | int] = (0.25, 0.5, 1.0),
+    after: Sequence[float | int] = (0.25, 0.5, 1.0),
     read: str = "asked",
     age_bins: int = 16,
     age_reads: int = 50,
@@ -33,9 +33,9 @@ def state_retention(
 ) -> list[Row]:
     """Measures what the state holds at several positions of the sequence.
 
-    at          shares of the sequence after which the state is measured; 1: after the last token
-    read        which keys are queried: "all" keys written so far whose pair is not overwritten later on, or only those
-                "asked", which the batch itself queries
+    after       shares of the sequence after which the state is measured; 1: after the last token
+    read        which keys are queried: "all" keys written so far whose pair has not been overwritten by then, or only
+                those "asked", which the batch itself queries
     age_bins    number of bins, equally wide in the logarithm, of the age of a pair in tokens; 0: no rows by age
     age_reads   least number of answers per bin; a bin with fewer is merged with its neighbour
     spectrum    whether the singular values of S are measured, for mechanisms that have a matrix S in their state
@@ -67,7 +67,7 @@ def state_retention(
     for lag in lags:
         whole_number("lags", lag, 0)
     rows: list[Row] = []
-    for position in positions(trace, at):
+    for position in positions(trace, after):
         state = state_before(trace, position + 1)
         entries = sum(part[0, 0].numel() for part in state.values())
         found = keyed(trace, position, read, entries, age_bins, age_reads)
