@@ -103,7 +103,11 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("gated_linear", {"decay": 1.1}, "decay=1.1: must be at most 1"),
         ("gated_linear", {"decay": "none"}, "decay='none'"),
         ("gated_linear", {"write": "none"}, "write='none'"),
-        ("linear", {"normalizer": True, "feature_map": "identity"}, "needs a positive feature_map"),
+        (
+            "linear",
+            {"normalizer": True, "feature_map": "identity"},
+            "feature_map=identity: must be a positive map where normalizer=true",
+        ),
         ("paged", {"budget": 10, "page": 4}, "page=4: must divide budget=10"),
         ("sink_window", {"budget": 4, "sinks": 4}, "sinks=4: must be less than budget=4"),
         ("sink_window", {"sinks": -1}, "sinks=-1: must be a whole number of at least 0"),

@@ -266,7 +266,7 @@ def test_positions_are_the_ends_of_shares(rng):
     trace = traced(pairs=16, d_key=8, reads=16)
     assert base.positions(trace, (0.5, 0.01, 1, 0.25, 0.26)) == [0, 3, 7, 15]
     for share in (0, -0.5, 1.1):
-        with pytest.raises(ValueError, match="must be shares of the sequence, above 0 and at most 1"):
+        with pytest.raises(ValueError, match="must be shares above 0 and at most 1"):
             base.positions(trace, (share,))
 
 

@@ -163,13 +163,13 @@ def test_a_decoder_needs_four_sequences(rng):
     fields = {"pairs": 32, "d_key": 8}
     rows = retention(traced(**fields, reads=4 * 32), rng, lags=(1, 40))
     assert {row["lag"] for row in rows if row["metric"].startswith("decode_")} == {1}
-    with pytest.raises(ValueError, match="needs at least 4 sequences, and there are 3"):
+    with pytest.raises(ValueError, match="needs at least 4 sequences, but there are 3"):
         retention(traced(**fields, reads=3 * 32), rng, lags=(1,))
 
 
 def test_ages_are_counted_from_the_position(rng):
     """After nine tokens the pairs are 0 to 8 tokens old: 4 on average."""
-    rows = retention(traced(pairs=12, d_key=8, reads=120), rng, at=(0.75,), spectrum=False)
+    rows = retention(traced(pairs=12, d_key=8, reads=120), rng, after=(0.75,), spectrum=False)
     by_age = [(row["age"], row["count"]) for row in rows if row["metric"] == "error_by_age"]
     ages, counts = np.array(by_age).T
     assert (ages.min(), ages.max()) == (0, 8)

@@ -138,10 +138,10 @@ def test_tasks_need_no_torch():
 def test_limits_of_an_alphabet():
     """2³⁰ keys are possible, 2³¹ are too many for 32-bit numbers."""
     assert alphabet(200, 1, 0, 30, 2) == 2
-    with pytest.raises(ValueError, match="makes 2147483648 keys: there must be at most 2147483647"):
+    with pytest.raises(ValueError, match="give 2147483648 keys: there must be at most 2147483647"):
         alphabet(200, 1, 0, 31, 2)
-    with pytest.raises(ValueError, match="has only 1 ids for keys: at least 3 are needed"):
+    with pytest.raises(ValueError, match="need 3 ids for keys, but there are only 1"):
         alphabet(4, 1, 0, 3, None)
     assert alphabet(16, 7, 0, 1, None) == 7
-    with pytest.raises(ValueError, match=r"pairs=6 and distractors=2 but .* has only 7 keys and 8 values"):
+    with pytest.raises(ValueError, match=r"pairs=6 and distractors=2 but .* give only 7 keys and 8 values"):
         alphabet(16, 6, 2, 1, None)
