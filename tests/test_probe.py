@@ -106,6 +106,7 @@ def test_bins_with_few_answers_are_merged():
     # With too few answers in all there is one bin; the last bin is merged with the previous one.
     assert [len(chosen) for chosen in bins(ages, 16, reads, 1000)] == [64]
     assert list(bins(np.arange(4), 4, np.array([9, 9, 9, 1]), 5)[-1]) == [2, 3]
+    assert list(bins(np.arange(4), 4, np.array([9, 9, 1, 1]), 5)[-1]) == [1, 2, 3]
 
 
 def test_every_value_is_in_exactly_one_bin(rng):

@@ -3,6 +3,7 @@
 import contextlib
 import fnmatch
 import gc
+import importlib
 import inspect
 import json
 import os
@@ -144,6 +145,8 @@ class Session:
         self.mutants, self.folder, self.limit, self.results = mutants, folder, limit, results
 
     def pytest_runtestloop(self, session: object) -> bool:
+        for mutant in self.mutants:
+            importlib.import_module(mutant["module"].removesuffix(".py").replace("/", "."))
         functions: dict[tuple[str, str], list[FunctionType]] = {}
         for x in gc.get_objects():
             if type(x) is FunctionType and x.__code__.co_filename.startswith(str(self.folder)):
