@@ -88,10 +88,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """Runs the suite on all cores, at most eight, where pytest-xdist is installed and -n is not given.
 
     A single process runs named files, because they end before workers would have started; benchmarks, because workers
-    would disturb them; and tests on the GPU, because there is only one.
+    would disturb them; tests on the GPU, because there is only one; and coverage, which must know of its workers before
+    this file is read (`pytest -n 2 --cov`).
     """
     suite = all(Path(argument).is_dir() and "benchmarks" not in argument for argument in config.args)
     undecided = config.pluginmanager.hasplugin("xdist") and config.option.numprocesses is None
+    undecided = undecided and not getattr(config.option, "cov_source", None)
     if undecided and suite and config.option.markexpr != "gpu" and not hasattr(config, "workerinput"):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         config.option.numprocesses, config.option.dist = min(8, cores), "worksteal"
