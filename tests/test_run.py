@@ -202,7 +202,7 @@ def test_a_folder_that_may_not_be_written(capsys):
 
 def test_report_on_what_has_no_results():
     Path("empty").mkdir()
-    for folder, message in (("empty", "not a folder that recall-lab run has written"), ("none", "not a folder")):
+    for folder, message in (("empty", "empty was not written by recall-lab run"), ("none", "none was not written")):
         done = shell("report", folder)
         assert done.returncode == 2
         assert message in done.stderr
