@@ -33,7 +33,7 @@ def sweep(name: str, size: str) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [pytest.param(size, marks=[pytest.mark.slow] * (size == "large")) for size in SIZES])
 @pytest.mark.parametrize("name", OURS)
 def test_every_job_composes_and_its_cells_fit_its_task(name, size):
     swept = sweep(name, size)

@@ -79,6 +79,7 @@ def test_a_loss_that_is_not_finite_fails_the_run(capsys, monkeypatch):
     assert not (folder / "rows.json").exists()
 
 
+@pytest.mark.slow
 def test_a_job_of_a_parallel_sweep_equals_the_same_run_alone():
     done = shell("run", "-m", *TINY, "mixer=softmax,delta_rule", "seed=0,1", "name=sweep")
     assert done.returncode == 0, done.stderr
@@ -215,6 +216,7 @@ def test_a_run_without_a_lock_fails(capsys, monkeypatch):
     assert ".lock: No locks available" in printed
 
 
+@pytest.mark.slow
 def test_a_full_disk_names_the_file_and_leaves_finished_runs_alone():
     """The full disk is simulated by a limit on the size of files: both make a write fail half-way."""
     assert recall(*TINY) == 0

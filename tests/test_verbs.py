@@ -176,7 +176,7 @@ def test_an_oracle_without_probes_is_refused(capsys):
     assert "an oracle without a probe measures nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("folder", ["my conf [1]", "a,b", "it's"])
+@pytest.mark.parametrize("folder", ["my, conf [1]", pytest.param("it's", marks=pytest.mark.slow)])
 def test_any_name_of_a_config_dir_works(folder, capsys):
     """Spaces, brackets, commas and quotes are special in the grammar of Hydra."""
     path = Path(folder, "task")
@@ -189,6 +189,7 @@ def test_any_name_of_a_config_dir_works(folder, capsys):
     assert probed.returncode == 0, probed.stderr
 
 
+@pytest.mark.slow
 def test_a_task_in_a_folder_of_its_own_gets_a_report():
     path = Path("mine/task/hard")
     path.mkdir(parents=True)

@@ -196,6 +196,7 @@ def test_every_target_that_the_command_line_composes_is_allowed(mixer):
     json.dumps(config)
 
 
+@pytest.mark.slow
 def test_cells_left_out_of_a_derived_grid_are_named_once():
     tiny = [word for word in TINY if not word.startswith("task.")]
     done = shell("run", "-m", *tiny, "task.length=16", "task.pairs=4", "task.vocab=16", "seed=0,1")
