@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from command_line import SERIAL, TINY, recall, run_folders, shell
+from command_line import SERIAL, TINY, command, recall, run_folders, shell
 from conftest import CONF
 
 from recall_lab import files, folders, machine, report, runner
