@@ -94,8 +94,7 @@ class TrainAndTest(Workload):
     """Seed of the streams of data, which are the same for every mixer."""
 
     def __post_init__(self) -> None:
-        for name in ("seed", "data_seed"):
-            whole_number(name, getattr(self, name), least=0)
+        _check_seeds(self.seed, self.data_seed)
 
     def untrained(self) -> Model:
         """The model with the initial weights of `seed`, on the CPU."""
@@ -145,8 +144,7 @@ class AskOracle(Workload):
     """Seed of the keys and values."""
 
     def __post_init__(self) -> None:
-        for name in ("seed", "data_seed"):
-            whole_number(name, getattr(self, name), least=0)
+        _check_seeds(self.seed, self.data_seed)
         require(
             bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
         )
@@ -281,3 +279,8 @@ def cell_columns(task: Task) -> Row:
 def _keep(model: nn.Module, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     checkpoint.write(path, model.state_dict())
+
+
+def _check_seeds(seed: int, data_seed: int) -> None:
+    whole_number("seed", seed, least=0)
+    whole_number("data_seed", data_seed, least=0)
