@@ -189,7 +189,7 @@ def test_feature_maps():
 def test_short_convolution(parts, start):
     conv = ShortConv(5, 4)
     cache = parts["h0_conv"] if start else None
-    y, cache = functional_call(conv, {"weight": parts["conv_w"][:, None]}, (parts["conv_x"], cache))
+    (y,), cache = functional_call(conv, {"weight": parts["conv_w"][:, None]}, ([parts["conv_x"]], cache))
     assert ratio(F.silu(y + parts["conv_b"]), parts["o" + start]) < 1e-10
     assert ratio(cache, parts["ht_conv" + start]) < 1e-10
 

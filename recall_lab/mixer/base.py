@@ -155,8 +155,7 @@ class Mixer(nn.Module, ABC):
         qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         carried: State = {}
         if self.conv is not None:
-            mixed, carried["conv"] = self.conv(torch.cat(qkv, dim=-1), None if state is None else state["conv"])
-            qkv = mixed.split([part.shape[-1] for part in qkv], dim=-1)
+            qkv, carried["conv"] = self.conv(qkv, None if state is None else state["conv"])
         if self.conv_activation:
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
