@@ -208,14 +208,20 @@ def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:
     found = {f.name: reason for f in fields(Mixer) if f.name != "d_model"}
     found |= {name: f"the oracle sets it; set oracle.{name}" for name in ("d_key", "d_value")}
     gates = " or ".join(f"oracle.gates.{gate}" for gate in mixer_class.neutral_gates) or "oracle.gates"
+    found |= dict.fromkeys(
+        mixer_class.position_options, "its random keys and queries stand for contents without positions"
+    )
     return found | dict.fromkeys(mixer_class.gate_options, f"it only shapes learned gates; set {gates}")
 
 
 def refuse_ineffective(mixer: Mixer) -> None:
-    """Raises ValueError if an option that only shapes learned gates differs from its default; the message names it."""
+    """Raises ValueError if an option for positions, or one that only shapes learned gates, differs from its default.
+
+    The message names it.
+    """
     reasons = ineffective_options(type(mixer))
     default = {option.name: option.default for option in fields(mixer)}
-    for name in mixer.gate_options:
+    for name in (*mixer.position_options, *mixer.gate_options):
         if getattr(mixer, name) != default[name]:
             raise ValueError(f"mixer.{name} has no effect with the oracle: {reasons[name]}")
 

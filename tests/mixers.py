@@ -25,7 +25,11 @@ OPTIONS: dict[str, list[dict]] = {
 }
 """Options with which a mechanism is tested in addition to its defaults."""
 
-MECHANISMS = [name for name in names("mixer") if "mixer_base" in (CONF / "mixer" / f"{name}.yaml").read_text()]
+MECHANISMS = [name for name in names("mixer") if "_base@" in (CONF / "mixer" / f"{name}.yaml").read_text()]
+POSITIONED = [name for name in MECHANISMS if "/cache_base@" in (CONF / "mixer" / f"{name}.yaml").read_text()]
+"""The mechanisms whose positions are an option."""
+for _name in POSITIONED:
+    OPTIONS.setdefault(_name, []).extend({"positions": kind} for kind in ("rotary", "alibi"))
 CASES = [(name, options) for name in MECHANISMS for options in [{}, *OPTIONS.get(name, [])]]
 every_case = pytest.mark.parametrize(
     ("name", "options"), CASES, ids=["-".join([name, *map(str, options.values())]) for name, options in CASES]

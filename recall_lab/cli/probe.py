@@ -103,7 +103,8 @@ def _refuse_without_effect(given: set[str], probes: bool, swapped: bool) -> None
 def changed(trained: Config, words: list[str], overrides: Iterable[Override], config_dir: str | None) -> Config:
     """The run's settings with what the overrides replace.
 
-    In `test` single keys are replaced, in `probe` all; in `mixer` single keys, or all if the mixer is another one.
+    In `test` single keys are replaced, in `probe` all; in `mixer` single keys, or all if the mixer is another one. It
+    then keeps the run's values of the options that both share, except where a variant sets its own.
     """
     given = {override.key_or_group: override for override in overrides}
     before = trained["choice"]["mixer"]
@@ -120,8 +121,14 @@ def changed(trained: Config, words: list[str], overrides: Iterable[Override], co
     if "mixer" in parts:
         own = trained["mixer"]
         if mixer != before:
-            shared = OmegaConf.load(CONF / "mixer_base.yaml")
-            own = composed["mixer"] | {key: own[key] for key in map(str, shared) if key in own and key[0] != "_"}
+            new, plain = composed["mixer"], compose([f"mixer={mixer.partition('/')[0]}"], config_dir).mixer
+            shared = [
+                str(key)
+                for path in CONF.glob("*_base.yaml")
+                for key in OmegaConf.load(path)
+                if key in own and key in new
+            ]
+            own = new | {key: own[key] for key in shared if key[0] != "_" and new[key] == plain[key]}
         config["mixer"] = _with_given("mixer", own, given, composed)
         config["choice"] = trained["choice"] | {"mixer": mixer}
     return config

@@ -65,6 +65,8 @@ class Mixer(nn.Module, ABC):
     """Names of options that only affect how gates are computed from x.
 
     They have no effect where gates are given as numbers."""
+    position_options: ClassVar[tuple[str, ...]] = ()
+    """Names of options that encode the positions of tokens in q and k, or in their products."""
     no_weight_decay: ClassVar[tuple[str, ...]] = ()
     """Names of the mechanism's own parameters with two or more axes that are exempt from weight decay.
 

@@ -6,6 +6,10 @@ A static policy (window, sink_window, heavy_hitter, merging) fixes C_t without q
 comes back, so the state is bounded. A dynamic policy (top_k, paged) chooses C_t by q_t and has to keep every token.
 Masked logits are −∞, so their weights are exactly zero.
 
+Positions are an option (`recall_lab.mixer.positions`): with rotary embeddings a key is rotated by its own position when
+it enters the cache, with ALiBi −m_h (t − s) is added to its logits. A token that is kept keeps its own position,
+whatever was evicted between it and the query.
+
 `attend` computes any number of positions from the state before them. For one position it is the recurrence; `parallel`
 calls it on one block of positions after another. With a static policy, time and storage are therefore linear in t, and
 no t × t matrix is formed.
@@ -18,9 +22,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from recall_lab.checks import whole_number
+from recall_lab.checks import choice, number, require, share, whole_number
 from recall_lab.mixer.base import Mixer, query_scale
 from recall_lab.mixer.numerics import full_precision, without_autocast
+from recall_lab.mixer.positions import KINDS, Bias, distance_bias, rotate, rotated_channels, slopes
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 CachedKey = Float[Tensor, "b h s k"]
@@ -28,14 +33,22 @@ CachedKey = Float[Tensor, "b h s k"]
 CachedValue = Float[Tensor, "b h s v"]
 """The values of the state, then those of the new positions."""
 Cached = Float[Tensor, "b h s d"]
-"""CachedKey or CachedValue."""
+"""CachedKey, CachedValue, or their ages."""
 Kept = Float[Tensor, "b h kept d"]
 """The part of a Cached that the next state keeps."""
 
 
-def extend(state: State, k: Query, v: Value) -> tuple[CachedKey, CachedValue]:
-    """The keys and values of the state, followed by the new ones."""
-    return torch.cat([state["k"], k], dim=2), torch.cat([state["v"], v], dim=2)
+def extend(state: State, k: Query, v: Value) -> State:
+    """The k and v of the state, followed by the new ones: b h s d each.
+
+    Where the state has it, also `age` (b h s 1): how many positions before the next token each token is.
+    """
+    cached = {"k": torch.cat([state["k"], k], dim=2), "v": torch.cat([state["v"], v], dim=2)}
+    if "age" in state:
+        b, h, t, _ = k.shape
+        new = torch.arange(t, 0, -1, device=k.device).to(state["age"])[:, None]  # t 1
+        cached["age"] = torch.cat([state["age"] + t, new.expand(b, h, t, 1)], dim=2)
+    return cached
 
 
 def score(q: Query, k: CachedKey) -> Attention:
@@ -44,9 +57,11 @@ def score(q: Query, k: CachedKey) -> Attention:
         return (full_precision(q) * query_scale(q.shape[-1])) @ full_precision(k).mT
 
 
-def causal(q: Query, k: CachedKey) -> Attention:
-    """q_t·k_s / √d_key, −∞ where s comes after t; the queries are at the last positions of k."""
+def causal(q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
+    """q_t·k_s / √d_key plus the bias, −∞ where s comes after t; the queries are at the last positions of k."""
     logits = score(q, k)
+    if bias is not None:
+        return logits + bias
     t, s = logits.shape[-2:]
     return logits + logits.new_full((t, s), -torch.inf).triu(s - t + 1)
 
@@ -79,29 +94,83 @@ class Cache(Mixer):
     """Softmax attention over all past tokens.
 
     A policy overrides `logits` (the positions attended to) and `keep` (the tokens kept in the state), or `attend` where
-    its state holds more than k and v.
+    its state holds more than k and v. It is given q and k after rotation. With positions the state also holds: rotary,
+    `seen`, the number of tokens so far (b h 1); ALiBi, where `gaps`, the `age` of each token (see `extend`).
+    Raises ValueError for a share that does not rotate an even number of channels, and for an option of rotary with
+    other positions.
     """
 
+    positions: str = "none"
+    """none: the order of past tokens has no effect; rotary: q and k are rotated; alibi: distant keys are penalised."""
+    rotary_share: float | int = 0.5
+    """Share of each head's channels that is rotated. The others match keys by content alone, at any distance."""
+    rotary_base: float | int = 10000
+    """The angle per position of the channel pair i of r/2 is rotary_base^(−2i/r)."""
+
+    position_options: ClassVar[tuple[str, ...]] = ("positions", "rotary_share", "rotary_base")
+    gaps: ClassVar[bool] = False
+    """Whether tokens may be missing between two that are kept; their distances then do not follow from their order."""
     block: ClassVar[int] = 64
     """Positions that `parallel` computes at a time."""
 
-    def logits(self, q: Query, k: CachedKey) -> Attention:
-        """q·k / √d_key, −∞ where a position is not attended to; k ends with the keys of q's own positions."""
-        return causal(q, k)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice("positions", self.positions, KINDS)
+        share("rotary_share", self.rotary_share)
+        number("rotary_base", self.rotary_base, least=1)
+        if self.positions == "rotary":
+            self.rotated = rotated_channels(self.rotary_share, self.d_key)
+        for name in ("rotary_share", "rotary_base"):
+            value = getattr(self, name)
+            used = self.positions == "rotary" or value == getattr(type(self), name)
+            require(used, f"{name}={value} has an effect only with positions=rotary, not {self.positions}")
+
+    def place(self, q: Query, k: Query, state: State) -> tuple[Query, Query, State]:
+        """q and k rotated by their positions after those of the state, and the part of the next state that counts them.
+
+        Without rotary they are unchanged, and that part is empty.
+        """
+        if self.positions != "rotary":
+            return q, k, {}
+        position = state["seen"][:, :1] + torch.arange(q.shape[2], device=q.device)  # b 1 t
+        q, k = (rotate(x, position, self.rotated, self.rotary_base) for x in (q, k))
+        return q, k, {"seen": state["seen"] + q.shape[2]}
+
+    def slope(self, q: Query) -> Float[Tensor, "h"] | None:
+        """ALiBi's m_h for the heads of q; None with other positions."""
+        return slopes(q.shape[1], q) if self.positions == "alibi" else None
+
+    def bias(self, q: Query, cached: State) -> Bias | None:
+        """ALiBi's bias for q and the tokens of `extend`, −∞ where a token comes after q; None with other positions."""
+        slope = self.slope(q)
+        if slope is None:
+            return None
+        if "age" in cached:
+            age = cached["age"].mT  # b h 1 s
+        else:
+            age = torch.arange(cached["k"].shape[2], 0, -1, device=q.device).to(slope)[None, None, None]  # 1 1 1 s
+        return distance_bias(age, q.shape[2], slope)
+
+    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
+        """q·k / √d_key + bias, −∞ where a position is not attended to; k ends with the keys of q's own positions."""
+        return causal(q, k, bias)
 
     def keep(self, x: Cached) -> Kept:
-        """The part of the keys or values that the state holds after the last position."""
+        """The part of the keys, values or ages that the state holds after the last position."""
         return x
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         """The outputs of any number of positions and the state after them, from the state before them."""
-        keys, values = extend(state, k, v)
-        return read(self.logits(q, keys), values), {"k": self.keep(keys), "v": self.keep(values)}
+        cached = extend(state, k, v)
+        logits = self.logits(q, cached["k"], self.bias(q, cached))
+        return read(logits, cached["v"]), {name: self.keep(x) for name, x in cached.items()}
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
-        state = self.empty_state(q, v) if state is None else state
-        if not q.shape[2]:
-            return v, state
+    def attend_one(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        """`attend` for one position."""
+        return self.attend(q, k, v, gates, state)
+
+    def attend_all(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        """`attend` on one block of positions after another."""
         # Splitting, unlike slicing in the loop, has a backward pass that is linear in t.
         parts = [x.split(self.block, dim=2) for x in (q, k, v, *gates.values())]
         outputs = []
@@ -111,11 +180,26 @@ class Cache(Mixer):
             outputs.append(o)
         return torch.cat(outputs, dim=2), state
 
+    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+        state = self.empty_state(q, v) if state is None else state
+        if not q.shape[2]:
+            return v, state
+        q, k, seen = self.place(q, k, state)
+        o, after = self.attend_all(q, k, v, gates, state)
+        return o, after | seen
+
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        return self.attend(q, k, v, gates, state)
+        q, k, seen = self.place(q, k, state)
+        o, after = self.attend_one(q, k, v, gates, state)
+        return o, after | seen
 
     def empty_state(self, q: Query, v: Value) -> State:
-        return {"k": q[:, :, :0], "v": v[:, :, :0]}
+        state = {"k": q[:, :, :0], "v": v[:, :, :0]}
+        if self.positions == "rotary":
+            state["seen"] = full_precision(q).new_zeros(*q.shape[:2], 1)
+        if self.positions == "alibi" and self.gaps:
+            state["age"] = full_precision(q)[:, :, :0, :1]
+        return state
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -35,19 +35,21 @@ class Forgetting(Cache):
         return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        keys, values = extend(state, k, v)
+        after = extend(state, k, v)
         g = finite_log_decay(full_precision(gates["log_forget"]))[..., None]  # b h t 1
         ones = g.new_ones(g.shape[2], g.shape[2])
         with without_autocast(q):
             total = ones.tril() @ g  # b h t 1: from the first new position to t
             between = ones.tril() @ (g * ones.tril(-1))  # b h t t: after s, up to t
-            after = (ones.triu(1) @ g)[..., 0]  # b h t: after each new position
+            rest = (ones.triu(1) @ g)[..., 0]  # b h t: after each new position
         cached = state["decay"]  # b h s
-        logits = causal(q, keys) + torch.cat([cached[:, :, None] + total, between], dim=-1)  # b h t s+t
+        logits = causal(q, after["k"], self.bias(q, after)) + torch.cat(
+            [cached[:, :, None] + total, between], dim=-1
+        )  # b h t s+t
         # Weights below e^−80 of the largest are set to zero: their products can be subnormal in float32, which is slow.
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
-        decay = torch.cat([cached + total[:, :, -1], after], dim=-1)
-        return read(logits, values), {"k": keys, "v": values, "decay": decay}
+        decay = torch.cat([cached + total[:, :, -1], rest], dim=-1)
+        return read(logits, after["v"]), after | {"decay": decay}
 
     def empty_state(self, q: Query, v: Value) -> State:
         return super().empty_state(q, v) | {"decay": full_precision(q)[:, :, :0, 0]}

@@ -28,16 +28,17 @@ class HeavyHitter(Budget):
     """
 
     least_budget: ClassVar[int] = 3
+    gaps: ClassVar[bool] = True
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        keys, values = extend(state, k, v)
-        logits = self.logits(q, keys)
+        cached = extend(state, k, v)
+        logits = self.logits(q, cached["k"], self.bias(q, cached))
         evicted, mass = self.evict(logits.detach(), state["mass"])
         # The tokens kept after the last position, in the order of the sequence: evicted ones sort last.
         order = evicted[:, :, -1].argsort(dim=-1, descending=True, stable=True)
         kept = order[:, :, : self.budget - 1]  # b h kept
-        k_kept, v_kept = (x.gather(2, kept[..., None].expand(-1, -1, -1, x.shape[3])) for x in (keys, values))
-        return read(logits + evicted[:, :, :-1], values), {"k": k_kept, "v": v_kept, "mass": mass.gather(2, kept)}
+        after = {name: x.gather(2, kept[..., None].expand(-1, -1, -1, x.shape[3])) for name, x in cached.items()}
+        return read(logits + evicted[:, :, :-1], cached["v"]), after | {"mass": mass.gather(2, kept)}
 
     @torch.no_grad()
     def evict(

@@ -8,7 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recall_lab.checks import require, whole_number
+from recall_lab.mixer.base import query_scale
 from recall_lab.mixer.cache import Budget, CachedKey, largest, only
+from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
@@ -21,7 +23,8 @@ class Paged(Budget):
     `budget` / `page` pages with the largest bounds are attended to (of equal ones the earliest), the page of token t
     only if it is among them:  o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s, C_t the positions of those pages;
     A is that softmax;  state: all k and v so far (m and M are computed from k at every step and not carried).
-    With page = 1 it is `top_k`.
+    With page = 1 it is `top_k`. With rotary positions the bounds are of rotated q and k; with ALiBi the largest
+    bias of the page is added to the bound / √d_key.
     Source: Tang et al., arXiv 2406.10774. Raises ValueError where page does not divide budget.
     """
 
@@ -33,9 +36,15 @@ class Paged(Budget):
         whole_number("page", self.page)
         require(self.budget % self.page == 0, f"page={self.page}: must divide budget={self.budget}")
 
-    def logits(self, q: Query, k: CachedKey) -> Attention:
-        logits = super().logits(q, k)
-        pages = largest(self.bound(q.detach(), k.detach()), self.budget // self.page)  # b h t pages
+    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
+        logits = super().logits(q, k, bias)
+        bound = self.bound(q.detach(), k.detach())  # b h t pages
+        if bias is not None:
+            least_distant = (
+                F.pad(bias, (0, -k.shape[2] % self.page), value=-torch.inf).unflatten(3, (-1, self.page)).amax(4)
+            )
+            bound = bound * query_scale(q.shape[-1]) + least_distant
+        pages = largest(bound, self.budget // self.page)  # b h t pages
         return only(logits, pages.repeat_interleave(self.page, dim=-1)[..., : k.shape[2]])
 
     def bound(self, q: Query, k: CachedKey) -> Float[Tensor, "b h t pages"]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from recall_lab.checks import flag
 from recall_lab.mixer.cache import Cache, causal, extend
+from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 
@@ -39,20 +40,27 @@ class Softmax(Cache):
             return {}
         return {"sink_logit": self.sink_bias[:, None].expand(x.shape[0], -1, x.shape[1])}
 
-    def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
+    def attend_all(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         if gates:
-            return super().parallel(q, k, v, gates, state)
-        if state is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True), {"k": k, "v": v}
-        keys, values = extend(state, k, v)
+            return super().attend_all(q, k, v, gates, state)
+        first = not state["k"].shape[2]
+        cached = {"k": k, "v": v} if first else extend(state, k, v)
+        keys, values = cached["k"], cached["v"]
+        bias = self.bias(q, cached)
+        if bias is not None:
+            with without_autocast(q):
+                q, keys, values = full_precision(q), full_precision(keys), full_precision(values)
+                return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias).to(v.dtype), cached
+        if first:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True), cached
         t, s = q.shape[2], keys.shape[2]
         seen = torch.ones(t, s, dtype=torch.bool, device=q.device).tril(s - t)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen), {"k": keys, "v": values}
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen), cached
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         if not gates:
             return super().attend(q, k, v, gates, state)
-        keys, values = extend(state, k, v)
-        logits = torch.cat([gates["sink_logit"][..., None], causal(q, keys)], dim=-1)  # b h t 1+s
-        weight = torch.softmax(logits, dim=-1)[..., 1:]  # b h t s
-        return weight.to(v.dtype) @ values, {"k": keys, "v": values}
+        cached = extend(state, k, v)
+        logits = causal(q, cached["k"], self.bias(q, cached))  # b h t s
+        weight = torch.softmax(torch.cat([gates["sink_logit"][..., None], logits], dim=-1), dim=-1)[..., 1:]
+        return weight.to(v.dtype) @ cached["v"], cached

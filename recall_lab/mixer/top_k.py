@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from recall_lab.mixer.cache import Budget, CachedKey, largest, only
+from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
@@ -12,11 +13,12 @@ class TopK(Budget):
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions s ≤ t of largest q_t·k_s (all
     positions while t < budget; of equal ones the earliest). Token t is included only if it is among them.  A is that
-    softmax;  state: all k and v so far. No other choice of `budget` tokens covers more of softmax's weight, so top_k is
+    softmax;  state: all k and v so far. With positions, logits are ranked as the softmax receives them: of rotated q
+    and k, or with ALiBi's bias. No other choice of `budget` tokens covers more of softmax's weight, so top_k is
     the upper bound for policies with this budget.
     Source: Gupta et al., arXiv 2106.06899.
     """
 
-    def logits(self, q: Query, k: CachedKey) -> Attention:
-        logits = super().logits(q, k)
+    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
+        logits = super().logits(q, k, bias)
         return only(logits, largest(logits.detach(), self.budget))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept
+from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
@@ -17,8 +18,8 @@ class Window(Budget):
     Source: Beltagy et al., arXiv 2004.05150.
     """
 
-    def logits(self, q: Query, k: CachedKey) -> Attention:
-        logits = super().logits(q, k)
+    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
+        logits = super().logits(q, k, bias)
         t, s = logits.shape[-2:]
         return logits + logits.new_full((t, s), -torch.inf).tril(s - t - self.budget)
 
