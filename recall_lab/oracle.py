@@ -208,9 +208,7 @@ def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:
     found = {f.name: reason for f in fields(Mixer) if f.name != "d_model"}
     found |= {name: f"the oracle sets it; set oracle.{name}" for name in ("d_key", "d_value")}
     gates = " or ".join(f"oracle.gates.{gate}" for gate in mixer_class.neutral_gates) or "oracle.gates"
-    found |= dict.fromkeys(
-        mixer_class.position_options, "its random keys and queries stand for contents without positions"
-    )
+    found |= dict.fromkeys(mixer_class.position_options, "the oracle measures recall by content, without positions")
     return found | dict.fromkeys(mixer_class.gate_options, f"it only shapes learned gates; set {gates}")
 
 

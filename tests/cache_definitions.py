@@ -1,5 +1,6 @@
 """The definition of every cache policy, as plain loops over positions, slots and channels."""
 
+import cmath
 from collections.abc import Callable
 from functools import partial
 
@@ -17,47 +18,53 @@ Groups = list[list[int]]
 """The slots that one query attends to, each of one token or (merging) of several."""
 
 
-def weights(q: torch.Tensor, k: torch.Tensor, slots: Groups) -> torch.Tensor:
-    """Softmax over the slots, each weighted by its number of tokens."""
+def weights(q: torch.Tensor, k: torch.Tensor, slots: Groups, m: float, t: int) -> torch.Tensor:
+    """Softmax over the slots, each weighted by its number of tokens; ALiBi at the position of its latest token."""
     keys = torch.stack([k[slot].mean(0) for slot in slots])
     sizes = torch.tensor([float(len(slot)) for slot in slots], dtype=q.dtype)
-    return torch.softmax(keys @ q / q.numel() ** 0.5 + sizes.log(), dim=0)
+    distance = torch.tensor([float(t - max(slot)) for slot in slots], dtype=q.dtype)
+    return torch.softmax(keys @ q / q.numel() ** 0.5 + sizes.log() - m * distance, dim=0)
 
 
-# For every position of one sequence and head: the slots it attends to.
+# For every position of one sequence and head: the slots it attends to. m is ALiBi's slope.
 
 
-def softmax(q, k) -> list[Groups]:
+def softmax(q, k, m) -> list[Groups]:
     return [[[s] for s in range(t + 1)] for t in range(len(q))]
 
 
-def window(q, k, *, budget) -> list[Groups]:
+def window(q, k, m, *, budget) -> list[Groups]:
     return [[[s] for s in range(t + 1) if t - s < budget] for t in range(len(q))]
 
 
-def sink_window(q, k, *, budget, sinks) -> list[Groups]:
+def sink_window(q, k, m, *, budget, sinks) -> list[Groups]:
     return [[[s] for s in range(t + 1) if s < sinks or t - s < budget - sinks] for t in range(len(q))]
 
 
-def top_k(q, k, *, budget) -> list[Groups]:
+def top_k(q, k, m, *, budget) -> list[Groups]:
     logits = q @ k.T
-    ranked = [sorted(range(t + 1), key=lambda s, t=t: (-float(logits[t, s]), s)) for t in range(len(q))]
+    penalty = m * q.shape[1] ** 0.5
+    ranked = [
+        sorted(range(t + 1), key=lambda s, t=t: (-float(logits[t, s]) + penalty * (t - s), s)) for t in range(len(q))
+    ]
     return [[[s] for s in sorted(order[:budget])] for order in ranked]
 
 
-def paged(q, k, *, budget, page) -> list[Groups]:
+def paged(q, k, m, *, budget, page) -> list[Groups]:
     attended = []
     for t in range(len(q)):
         pages = [range(start, min(start + page, t + 1)) for start in range(0, t + 1, page)]
         bounds = [
-            sum(max(float(q[t, c] * k[s, c]) for s in positions) for c in range(q.shape[1])) for positions in pages
+            sum(max(float(q[t, c] * k[s, c]) for s in positions) for c in range(q.shape[1]))
+            - m * q.shape[1] ** 0.5 * (t - max(positions))
+            for positions in pages
         ]
         order = sorted(range(len(pages)), key=lambda p, bounds=bounds: (-bounds[p], p))
         attended.append([[s] for p in sorted(order[: budget // page]) for s in pages[p]])
     return attended
 
 
-def heavy_hitter(q, k, *, budget) -> list[Groups]:
+def heavy_hitter(q, k, m, *, budget) -> list[Groups]:
     kept, mass, attended = [], {}, []
     for t in range(len(q)):
         if len(kept) == budget:
@@ -65,13 +72,13 @@ def heavy_hitter(q, k, *, budget) -> list[Groups]:
             kept.remove(min(old, key=lambda s: (mass[s], s)))
         kept.append(t)
         mass[t] = 0.0
-        for s, weight in zip(kept, weights(q[t], k, [[s] for s in kept]), strict=True):
+        for s, weight in zip(kept, weights(q[t], k, [[s] for s in kept], m, t), strict=True):
             mass[s] += float(weight)
         attended.append([[s] for s in kept])
     return attended
 
 
-def merging(q, k, *, budget) -> list[Groups]:
+def merging(q, k, m, *, budget) -> list[Groups]:
     slots, recent, attended = [], [], []
     for t in range(len(q)):
         recent.append(t)
@@ -112,18 +119,35 @@ def draw(length: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> list
     return [torch.randn(2, 2, length, width, generator=generator, dtype=dtype).mul(1.5) for width in (4, 4, 3)]
 
 
-def by_definition(policy: str, options: dict, q, k, v) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+def rotated(x: torch.Tensor, share: float = 0.5, base: float = 10000.0) -> torch.Tensor:
+    """Rotary positions as products of complex numbers: channel i + √−1 channel i + r/2, of the first r channels."""
+    pairs = round(share * x.shape[-1]) // 2
+    rows = []
+    for t, at in enumerate(x.unbind(-2)):
+        z = torch.complex(at[..., :pairs], at[..., pairs : 2 * pairs])
+        unit = [cmath.exp(1j * t * base ** (-2 * i / (2 * pairs))) for i in range(pairs)]
+        z = z * torch.tensor(unit, dtype=z.dtype)
+        rows.append(torch.cat([z.real, z.imag, at[..., 2 * pairs :]], dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def by_definition(
+    policy: str, options: dict, q, k, v, positions: str = "none"
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Outputs, weights of the tokens, and the state (of a static policy what one more position would attend to)."""
-    policy_slots = partial(POLICIES[policy][1], **options)
-    n = q.shape[2]
+    n, heads = q.shape[2], q.shape[1]
+    slope = [2 ** (-8 * (h + 1) / heads) if positions == "alibi" else 0.0 for h in range(heads)]
+    if positions == "rotary":
+        q, k = rotated(q), rotated(k)
     A = [[None] * q.shape[1] for _ in q]
-    state = {name: [[None] * q.shape[1] for _ in q] for name in ("k", "v", "count", "mass")}
+    state = {name: [[None] * q.shape[1] for _ in q] for name in ("k", "v", "count", "mass", "age")}
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
+            policy_slots = partial(POLICIES[policy][1], m=slope[h], **options)
             attended = policy_slots(q[b, h].detach(), k[b, h].detach())
             rows = []
             for t, slots in enumerate(attended):
-                share = weights(q[b, h, t], k[b, h], slots)
+                share = weights(q[b, h, t], k[b, h], slots, slope[h], t)
                 row = torch.zeros(n, dtype=q.dtype)
                 for weight, slot in zip(share, slots, strict=True):
                     row[slot] = weight / len(slot)
@@ -137,6 +161,8 @@ def by_definition(policy: str, options: dict, q, k, v) -> tuple[torch.Tensor, to
                 means = [x[b, h, slot].mean(0) for slot in kept]
                 state[name][b][h] = torch.stack(means) if means else x[b, h, :0]
             state["count"][b][h] = torch.tensor([float(len(slot)) for slot in kept], dtype=q.dtype)
+            state["age"][b][h] = torch.tensor([[float(n - max(slot))] for slot in kept], dtype=q.dtype).reshape(-1, 1)
             state["mass"][b][h] = A[b][h].sum(0)[[s for slot in kept for s in slot]]
     A = torch.stack([torch.stack(row) for row in A])
-    return A @ v, A, {name: torch.stack([torch.stack(row) for row in rows]) for name, rows in state.items()}
+    parts = {name: torch.stack([torch.stack(row) for row in rows]) for name, rows in state.items()}
+    return A @ v, A, parts | {"seen": torch.full((len(q), heads, 1), float(n), dtype=q.dtype)}

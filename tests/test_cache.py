@@ -23,14 +23,15 @@ BUDGETED = [name for name in POLICIES if name != "softmax"]
 lengths = st.integers(1, 90)
 
 
+@pytest.mark.parametrize("positions", ["none", "rotary", "alibi"])
 @pytest.mark.parametrize(("policy", "options"), CASES, ids=IDS)
-def test_policy_equals_its_definition(policy, options):
+def test_policy_equals_its_definition(policy, options, positions):
     """Outputs, gradients, weights and state equal the definition: in one block, in several, and step by step."""
     tensors = [x.requires_grad_() for x in draw(19)]
     direction = draw(19, seed=1)[2]
-    o, A, state = by_definition(policy, options, *tensors)
+    o, A, state = by_definition(policy, options, *tensors, positions)
     gradient = torch.autograd.grad((o * direction).sum(), tensors)
-    mixer = POLICIES[policy][0](d_model=8, heads=2, **options)
+    mixer = POLICIES[policy][0](d_model=8, heads=2, positions=positions, **options)
     for how, block in (("parallel", 64), ("parallel", 5), ("run_recurrence", 64)):
         mixer.block = block
         output, final = getattr(mixer, how)(*tensors, {})

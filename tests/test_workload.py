@@ -43,6 +43,8 @@ def test_the_yaml_of_a_workload_names_exactly_its_fields(kind):
         (["mixer.qk_norm=true"], "mixer.qk_norm has no effect with oracle=random"),
         (["mixer.output_gate=true"], "mixer.output_gate has no effect with oracle=random"),
         (["mixer.d_key=4"], "mixer.d_key has no effect with oracle=random: .*oracle.d_key"),
+        (["mixer=softmax", "mixer.positions=rotary"], "mixer.positions has no effect .* without positions"),
+        (["mixer=window", "mixer.rotary_base=500"], "mixer.rotary_base has no effect .* without positions"),
         (["mixer=delta_rule", "mixer.allow_neg_eigval=true"], "mixer.allow_neg_eigval has no effect"),
         (["size=large"], "size has no effect here"),
     ],
@@ -79,6 +81,11 @@ def test_variants_whose_options_only_shape_gates_are_refused_by_the_oracle(capsy
     printed = capsys.readouterr().err
     assert "allow_neg_eigval" in printed
     assert "oracle.gates.beta" in printed
+
+
+def test_a_variant_with_positions_is_refused_by_the_oracle(capsys):
+    assert recall(*ORACLE, "mixer=softmax/rotary") == 1
+    assert "mixer.positions has no effect with the oracle" in capsys.readouterr().err
 
 
 def test_a_fixed_gate_has_an_effect_in_the_oracle():

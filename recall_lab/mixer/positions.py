@@ -18,6 +18,8 @@ from recall_lab.shapes import Query
 
 KINDS = ("none", "rotary", "alibi")
 
+Angle = Float[Tensor, "#b #h t half"]
+"""Cosine or sine of the angles of r/2 pairs of channels."""
 Bias = Float[Tensor, "one_or_b h t s"]
 """What is added to logits, −∞ where s comes after t. The first axis is 1 where all sequences have the same bias."""
 Age = Float[Tensor, "one_or_b one_or_h one_or_t s"]
@@ -36,6 +38,13 @@ def rotated_channels(share: float, d_key: int) -> int:
     return whole
 
 
+def turn(x: Query, cos: Angle, sin: Angle) -> Query:
+    """x with its pairs of channels (i, i + r/2) rotated by r/2 angles per position; those from r on are unchanged."""
+    half = cos.shape[-1]
+    one, two, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], dim=-1)
+
+
 def rotate(x: Query, position: Float[Tensor, "#b #h t"], channels: int, base: float) -> Query:
     """R_t x_t for the positions t of x, computed in float32 or better and returned in the dtype of x.
 
@@ -46,9 +55,7 @@ def rotate(x: Query, position: Float[Tensor, "#b #h t"], channels: int, base: fl
         full = full_precision(x)
         rate = base ** -(torch.arange(half, dtype=full.dtype, device=x.device) / half)
         angle = position.to(full)[..., None] * rate  # b h t r/2
-        cos, sin = angle.cos(), angle.sin()
-        one, two, rest = full.split([half, half, x.shape[-1] - channels], dim=-1)
-        return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], dim=-1).to(x.dtype)
+        return turn(full, angle.cos(), angle.sin()).to(x.dtype)
 
 
 def slopes(heads: int, like: Tensor) -> Float[Tensor, "h"]:

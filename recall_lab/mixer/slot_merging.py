@@ -4,8 +4,8 @@ A state holds the mean keys (b h s k), the mean values (b h s v) and the token c
 ⌊B/2⌋ slots that tokens are merged into, then the slots of the ⌈B/2⌉ − 1 most recent tokens (B = budget). While there
 are fewer than B − 1 tokens, each has its own slot. Each new position adds a slot. If there are then B slots, the oldest
 of the recent tokens leaves: it is merged into the slot whose mean key has the largest cosine with its own key.
-With ALiBi, whose m_h is given as `slope`, the state also holds the `age` of every slot (b h s 1, see `cache.extend`), which
-is that of its latest token.
+With ALiBi, whose m_h is given as `slope`, the state also holds the `age` of every slot (b h s 1, see `cache.extend`):
+that of its latest token.
 
 `step` does this for one position and is the definition. `attend` computes a block of positions and equals it.
 """
