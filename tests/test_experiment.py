@@ -14,7 +14,15 @@ from recall_lab.data import training_cells
 from recall_lab.runner import identity
 from recall_lab.task.mqar import MQAR
 
-OURS = ("needle", "recall_phase_diagram", "selective_copying", "state_tracking", "updates", "window_coverage")
+OURS = (
+    "copying",
+    "needle",
+    "recall_phase_diagram",
+    "selective_copying",
+    "state_tracking",
+    "updates",
+    "window_coverage",
+)
 SIZES = ("small", "large")
 
 
@@ -110,6 +118,7 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
                 ("recall_phase_diagram", ["mixer=linear", "mixer.d_key=2,4", "seed=0"], "recall_phase_diagram"),
                 ("updates", ["mixer=linear", "seed=0,1"], "updates"),
                 ("selective_copying", ["mixer=linear,delta_rule", "seed=0"], "retrieval_selective_copying_by_data"),
+                ("copying", ["mixer=linear", "seed=0"], "retrieval_copying"),
                 ("state_tracking", ["mixer=delta_rule/neg_eigval,rnn", "seed=0"], "retrieval_state_tracking"),
             )
         ),

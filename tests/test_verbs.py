@@ -12,7 +12,7 @@ from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
 
 from recall_lab import __main__ as main
-from recall_lab import results
+from recall_lab import folders, results
 from recall_lab.cli import show
 from recall_lab.cli.base import compose, parse, resolved
 from recall_lab.cli.probe import changed
@@ -136,6 +136,30 @@ def test_probes_of_a_finished_run_and_of_its_checkpoints(capsys):
     last = norms.groupby("step", dropna=False)["value"].sum()
     assert last[6] == last[last.index.isna()].iloc[0] != last[3]
     assert "report.html" in capsys.readouterr().out
+
+
+def test_another_policy_keeps_the_positions_of_the_trained_model():
+    """A window as long as the sequence scores like the model itself only with the same positions."""
+    trained = [*TINY, "train.steps=60", "train.validate_every=20", "mixer.positions=rotary", "mixer.rotary_share=1"]
+    assert recall(*trained, "name=placed") == 0
+    (folder,) = run_folders("placed")
+    assert run_probe(str(folder), "mixer=window", "mixer.budget=64") == 0
+    assert (
+        run_probe(str(folder), "mixer=window", "mixer.budget=64", "mixer.positions=none", "mixer.rotary_share=0.5") == 0
+    )
+    table = results.collect(Path("outputs/placed"))
+    scores = table[(table["metric"] == "accuracy") & (table["split"] == "test")]
+    by = {key: group["value"].tolist() for key, group in scores.groupby(["mixer", "mixer.positions"])}
+    assert by["window", "rotary"] == by["softmax", "rotary"] != by["window", "none"]
+    config = folders.read_config(folder)
+    for words, expected in (
+        (["mixer=window"], ("rotary", 1, 10000)),
+        (["mixer=softmax/alibi", "mixer.rotary_share=0.5"], ("alibi", 0.5, 10000)),
+        (["mixer=sink_window", "mixer.rotary_base=500"], ("rotary", 1, 500)),
+    ):
+        made = changed(config, words, parse(words), None)["mixer"]
+        assert tuple(made[key] for key in ("positions", "rotary_share", "rotary_base")) == expected
+    assert "positions" not in changed(config, ["mixer=linear"], parse(["mixer=linear"]), None)["mixer"]
 
 
 def test_another_policy_with_the_same_weights(capsys):
