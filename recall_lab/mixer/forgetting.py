@@ -20,7 +20,7 @@ class Forgetting(Cache):
     o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key + Σ_{r=s+1..t} g_r) v_s,  g_r = log σ(f_proj x_r) ≤ 0 per head;  A is that
     softmax;  state: all k and v so far, and `decay`, for each token the sum of g after it. Each sum of g is computed
     from its own terms and never as a difference of two longer sums, so its error does not grow with the length.
-    A g below −10⁴ (−inf included) is treated as −10⁴.
+    A g below −10⁴ (−inf included) is treated as −10⁴. With positions=alibi the slope −m_h is added to every g.
     Source: Lin et al., arXiv 2503.02130.
     """
 

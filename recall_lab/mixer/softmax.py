@@ -19,6 +19,7 @@ class Softmax(Cache):
     o_t = Σ_{s≤t} softmax_s(q_t·k_s / √d_key) v_s;  A is that softmax;  state: all k and v so far.
     With a learned sink, e^b is added to the denominator of the softmax, b learned per head: a query that matches no
     key can put its weight on the sink, and the rows of A sum to less than one.
+    Without positions the order of past tokens has no effect; rotary rotates q and k, alibi adds −m_h (t − s) to logits.
     Source: Vaswani et al., arXiv 1706.03762; the learned sink: Agarwal et al., arXiv 2508.10925.
     """
 
