@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--n", type=int, default=1, help="number of sequences; statistics are printed for more than one")
     show.add_argument("--seed", type=int, default=0, help="seed of the example")
     show.add_argument("--config-dir", help="a folder with configuration of your own")
+    claim = verbs.add_parser("claim", help="run the experiments that claims need, and judge the claims")
+    claim.add_argument("words", nargs="*", metavar="NAME", help="claims (none: all), and settings: size=large, root=…")
+    claim.add_argument("--config-dir", help="a folder with configuration of your own")
     report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
     probe = verbs.add_parser("probe", help="run probes, or another mixer, on the models of finished runs")
@@ -83,6 +86,10 @@ def _verb(chosen: argparse.Namespace) -> int:
         from recall_lab.cli import probe
 
         return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir)
+    if chosen.verb == "claim":
+        from recall_lab.cli import claim
+
+        return claim.claim(chosen.words, chosen.config_dir)
     if chosen.verb == "list":
         from recall_lab.cli import listing
 

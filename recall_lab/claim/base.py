@@ -1,0 +1,222 @@
+"""What claims share: estimates with intervals, decisions against a threshold, and the lines of a verdict.
+
+A claim is judged line by line. A line is *supported* where the whole 95 % interval of its estimate lies beyond the
+threshold, *refuted* where the whole interval lies on the other side of it, and *undecided* otherwise. What is counted
+or algebraic has no interval. A line that only describes is *reported*, and is not judged.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from recall_lab.checks import require
+from recall_lab.results import REPLICATES
+
+Decision = Literal["supported", "refuted", "undecided", "reported"]
+
+LEVEL = 0.95
+"""Confidence level of every interval."""
+
+FEWEST = 3
+"""Least number of replicates of a trained estimate that is judged."""
+
+FEWEST_FINE = 5
+"""Least number of replicates where the threshold is at most FINE."""
+
+FINE = 0.05
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured number with its interval."""
+
+    value: float
+    low: float
+    high: float
+    replicates: int
+    """Number of (seed, data_seed) pairs; 0 for a number that is counted or algebraic, and therefore exact."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a claim, judged."""
+
+    name: str
+    """What is measured, in words."""
+    rule: str
+    """The decision rule: "≥ 0.3"; empty where the line is only reported."""
+    decision: Decision
+    estimate: Estimate | None
+    """None where nothing was measured."""
+    reason: str = ""
+    """Why the line is undecided, or what a reader should know."""
+    missing: bool = False
+    """Whether measurements that the rule needs are missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim(ABC):
+    """A claim. The first paragraph of a subclass's docstring is its statement, the rest its measurements and rules."""
+
+    experiments: Sequence[str] = ()
+    """The experiments whose results are judged."""
+    figures: Sequence[str] = ()
+    """Names of the figures that show the evidence, or the beginnings of their names."""
+
+    @abstractmethod
+    def judge(self, table: pd.DataFrame) -> list[Line]:
+        """The lines of the verdict.
+
+        table  rows of all the claim's experiments, each selected on validation (`results.select`); the column
+               `experiment` names the experiment
+        """
+
+
+def exact(value: float) -> Estimate:
+    """The estimate of a number that is counted or algebraic."""
+    return Estimate(float(value), float(value), float(value), 0)
+
+
+def mean(values: pd.DataFrame) -> Estimate | None:
+    """The mean over replicates, with Student's t interval. None where there are no values.
+
+    values  one or more rows per replicate (columns seed, data_seed, value); `error`, where it exists, is the standard
+            error of a row's value within its run, from the sampling of test sequences
+
+    The variance of the mean is at least that of the sampling of test sequences. Runs with the same data_seed are tested
+    on the same sequences, so that their number does not reduce it.
+    """
+    if values.empty:
+        return None
+    groups = values.groupby(list(REPLICATES))
+    own = groups["value"].mean()
+    count = len(own)
+    variance = float(own.var(ddof=1)) / count if count > 1 else 0.0
+    if "error" in values and values["error"].notna().any():
+        sampling = groups["error"].apply(lambda errors: float((errors**2).sum()) / len(errors) ** 2)
+        tested = own.index.get_level_values("data_seed").nunique()
+        variance = max(variance, float(sampling.mean()) / tested)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, max(1, count - 1))) * variance**0.5
+    centre = float(own.mean())
+    return Estimate(centre, centre - half, centre + half, count)
+
+
+def contrast(first: pd.DataFrame, second: pd.DataFrame, on: Sequence[str] = ()) -> Estimate | None:
+    """The mean of first − second, paired over replicates and over the columns `on`: see `mean`.
+
+    Pairs that one of the two lacks are left out. None where there is no pair.
+    """
+    keys = [*REPLICATES, *on]
+    both = _by(first, keys).merge(_by(second, keys), on=keys, suffixes=("", "_second"))
+    both = both.assign(value=both["value"] - both["value_second"])
+    if "error" in both and "error_second" in both:
+        both["error"] = np.hypot(both["error"], both["error_second"])
+    return mean(both)
+
+
+def _by(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row per combination of keys: the mean value, and the error of that mean."""
+    groups = rows.groupby(keys, as_index=False)
+    found = groups["value"].mean()
+    if "error" in rows:
+        found["error"] = groups["error"].agg(lambda errors: float((errors**2).sum()) ** 0.5 / len(errors))["error"]
+    return found
+
+
+def at_least(name: str, estimate: Estimate | None, threshold: float, missing: str = "") -> Line:
+    """The line "estimate ≥ threshold". missing: what was not measured, where the estimate is None."""
+    return _line(name, f"≥ {threshold:g}", estimate, threshold, 1, missing)
+
+
+def at_most(name: str, estimate: Estimate | None, threshold: float, missing: str = "") -> Line:
+    """The line "estimate ≤ threshold"; see `at_least`."""
+    return _line(name, f"≤ {threshold:g}", estimate, threshold, -1, missing)
+
+
+def within(name: str, estimate: Estimate | None, target: float, tolerance: float, missing: str = "") -> Line:
+    """The line "|estimate − target| ≤ tolerance": refuted where the whole interval lies outside."""
+    rule = f"{target:g} ± {tolerance:g}"
+    if estimate is None:
+        return Line(name, rule, "undecided", None, f"not measured: {missing or name}", missing=True)
+    low, high = target - tolerance, target + tolerance
+    if low <= estimate.low and estimate.high <= high:
+        decision: Decision = "supported"
+    else:
+        decision = "refuted" if estimate.high < low or estimate.low > high else "undecided"
+    return _enough(Line(name, rule, decision, estimate), tolerance)
+
+
+def reported(name: str, estimate: Estimate | None, reason: str = "") -> Line:
+    """A line that describes and is not judged."""
+    return Line(name, "", "reported", estimate, reason)
+
+
+def _line(name: str, rule: str, estimate: Estimate | None, threshold: float, sign: int, missing: str) -> Line:
+    if estimate is None:
+        return Line(name, rule, "undecided", None, f"not measured: {missing or name}", missing=True)
+    ends = sorted(sign * (end - threshold) for end in (estimate.low, estimate.high))
+    decision: Decision = "supported" if ends[0] >= 0 else "refuted" if ends[1] < 0 else "undecided"
+    return _enough(Line(name, rule, decision, estimate), abs(threshold))
+
+
+def _enough(line: Line, threshold: float) -> Line:
+    """The line; undecided where a trained estimate has too few replicates for its threshold."""
+    assert line.estimate is not None
+    count, needed = line.estimate.replicates, FEWEST if threshold > FINE else FEWEST_FINE
+    if 0 < count < needed:
+        return replace(line, decision="undecided", reason=f"{count} seeds, at least {needed} are needed")
+    if line.decision == "undecided":
+        return replace(line, reason="the interval contains the threshold")
+    return line
+
+
+def unless(line: Line, obstacle: str) -> Line:
+    """The line, undecided where there is an obstacle to judging it: "not trained to the end: linear"."""
+    return replace(line, decision="undecided", reason=obstacle) if obstacle and line.decision != "reported" else line
+
+
+def verdict_table(lines: Iterable[tuple[str, Line]]) -> pd.DataFrame:
+    """The verdict as a table, one row per line: claim, line, decision, rule, effect, low, high, seeds, reason."""
+    records = [
+        {
+            "claim": claim, "line": line.name, "decision": line.decision, "rule": line.rule,
+            "effect": None if line.estimate is None else line.estimate.value,
+            "low": None if line.estimate is None else line.estimate.low,
+            "high": None if line.estimate is None else line.estimate.high,
+            "seeds": None if line.estimate is None else line.estimate.replicates or "exact",
+            "reason": line.reason, "missing": line.missing,
+        }
+        for claim, line in lines
+    ]  # fmt: skip
+    return pd.DataFrame(records)
+
+
+def effect(estimate: Estimate | None) -> str:
+    """The estimate in a few characters: "0.31 [0.25, 0.37], 3 seeds"; without interval where it is exact."""
+    if estimate is None:
+        return "—"
+    if not estimate.replicates:
+        return f"{estimate.value:.3g}"
+    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}], {estimate.replicates} seeds"
+
+
+def multiplicity(lines: Sequence[Line]) -> str:
+    """How many lines are judged, and how many of them by an interval, as a sentence."""
+    judged = [line for line in lines if line.decision != "reported"]
+    sampled = sum(line.estimate is not None and line.estimate.replicates > 0 for line in judged)
+    return (
+        f"{len(judged)} lines are judged, {sampled} of them by a {100 * LEVEL:.0f} % interval. The intervals are not "
+        "corrected for their number."
+    )
+
+
+def statement(claim: Claim) -> str:
+    """The claim in a sentence: the first paragraph of its docstring. Raises ValueError where there is none."""
+    text = (type(claim).__doc__ or "").strip()
+    require(bool(text), f"{type(claim).__name__}: its docstring must state the claim")
+    return " ".join(text.split("\n\n", maxsplit=1)[0].split())
