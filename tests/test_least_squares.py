@@ -41,7 +41,7 @@ def test_the_solver_equals_its_naive_form(length):
     """Solutions, H and all gradients, that of the first H up to its antisymmetric part; and one step."""
     q, system = draw(length)
     inputs = [x.requires_grad_() for x in (q, *system)]
-    results = [solve_all(q, system, chunk=8), naive(q, system)]
+    results = [solve_all(q, system), naive(q, system)]
     gradients = [torch.autograd.grad(x.sin().sum() + H.cos().sum(), inputs) for x, H in results]
     gradients = [(*others, H + H.mT) for *others, H in gradients]
     for x, reference in zip((*results[0], *gradients[0]), (*results[1], *gradients[1]), strict=True):
@@ -54,7 +54,7 @@ def test_the_solver_equals_its_naive_form(length):
 def test_a_gradient_is_taken_for_many_outputs_at_once():
     q, system = draw(6)
     q.requires_grad_()
-    x, _ = solve_all(q, system, chunk=4)
+    x, _ = solve_all(q, system)
     directions = torch.randn(3, *x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     (batched,) = torch.autograd.grad(x, q, directions, is_grads_batched=True, retain_graph=True)
     singly = [torch.autograd.grad(x, q, direction, retain_graph=True)[0] for direction in directions]

@@ -1,11 +1,8 @@
 """The solver of mesa: x_t = (H_t + Λ_t)⁻¹ q_t at every position t, with H_t = γ_t H_{t−1} + β_t k_t k_tᵀ.
 
-H_t + Λ_t is factorised by Cholesky's method at each position. One step of iterative refinement follows:
-
-    x = x̂ + M (q − (H + Λ) x̂),      M = (H + Λ)⁻¹.
-
-It removes the rounding error of the first solution x̂. With x̂ and M taken as constants it also has the gradient of
-the exact solution, since d(M q) = M (dq − d(H + Λ) M q). No Cholesky factor is therefore kept for the backward pass.
+H_t + Λ_t is factorised by Cholesky's method at each position, once for the solution and once more for its gradient, so
+that no factor is kept for the backward pass. With λ = (H + Λ)⁻¹ dx, the gradient of a solution x in the direction dx is
+λ for q and −λ xᵀ for H + Λ. It is that of λᵀ (q − (H + Λ) x) with λ and x taken as constants, and is computed so.
 """
 
 from typing import NamedTuple
@@ -51,13 +48,12 @@ def solve_step(q: Query, system: System) -> tuple[Query, Matrices]:
     return solve(H[:, :, None], system.ridge, q), H
 
 
-def solve_all(q: Query, system: System, chunk: int) -> tuple[Query, Matrices]:
-    """x (b h t k) at all positions and H (b h k k) after the last; at most `chunk` matrices H_t exist at a time."""
+def solve_all(q: Query, system: System) -> tuple[Query, Matrices]:
+    """x (b h t k) at all positions and H (b h k k) after the last."""
     constant = System(*(x.detach() for x in system))
-    first = _solve_chunks(q.detach(), constant, chunk)
-    image, H = chunked(first, system.update(), system.H)
-    residual = q - image - system.ridge * first
-    return first + SolveConstant.apply(residual, constant, chunk), H
+    x = _solve_chunks(q.detach(), constant)
+    image, H = chunked(x, system.update(), system.H)
+    return Solution.apply(q - image - system.ridge * x, x, constant), H
 
 
 def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
@@ -79,31 +75,38 @@ def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
     return torch.cholesky_solve(r[..., None], factor)[..., 0]
 
 
-class SolveConstant(torch.autograd.Function):
-    """r_t → (H_t + Λ_t)⁻¹ r_t for a constant system. Its matrices are symmetric: the gradient solves it too."""
+class Solution(torch.autograd.Function):
+    """The solution x, from its residual r_t = q_t − (H_t + Λ_t) x_t, which is zero but has a gradient: (H_t + Λ_t)⁻¹ dx.
+
+    The matrices are symmetric, so the gradient solves the same system.
+    """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, r: Query, system: System, chunk: int) -> Query:
+    def forward(ctx: FunctionCtx, residual: Query, x: Query, system: System) -> Query:
         ctx.save_for_backward(*system)
-        ctx.chunk = chunk  # type: ignore[attr-defined]  # a context takes any attribute
-        return _solve_chunks(r, system, chunk)
+        return x.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Query) -> tuple[Query, None, None]:
-        system = System(*ctx.saved_tensors)  # type: ignore[attr-defined]
-        return _solve_chunks(grad, system, ctx.chunk), None, None  # type: ignore[attr-defined]
+        return _solve_chunks(grad, System(*ctx.saved_tensors)), None, None  # type: ignore[attr-defined]
+
+
+MATRICES = 256
+"""Number of matrices H_t that exist at a time, about; they then fit in the processor's cache."""
 
 
 @torch.no_grad()
-def _solve_chunks(r: Query, system: System, chunk: int) -> Query:
-    """(H_t + Λ_t)⁻¹ r_t for all t, chunk by chunk."""
+def _solve_chunks(r: Query, system: System) -> Query:
+    """(H_t + Λ_t)⁻¹ r_t for all t, a few positions at a time."""
     H, solutions = system.H, []
+    chunk = min(max(1, MATRICES // max(1, H.shape[:2].numel())), 32)
     parts = (x.split(chunk, dim=2) for x in (r, *system[:-1]))
     for r_c, k, write, g, ridge in zip(*parts, strict=True):
         written = ((write * k)[..., None] * k[..., None, :]).flatten(-2)  # b h t (k k)
-        kept = g.cumsum(-1).exp()[..., None] * H.flatten(-2)[:, :, None]  # b h t (k k)
-        systems = (log_decay_sums(g).exp() @ written + kept).unflatten(-1, H.shape[-2:])  # b h t k k
+        kept = g.cumsum(-1).exp()[..., None]  # b h t 1
+        systems = torch.addcmul(log_decay_sums(g).exp() @ written, kept, H.flatten(-2)[:, :, None])  # b h t (k k)
+        systems = systems.unflatten(-1, H.shape[-2:])  # b h t k k
         H = systems[:, :, -1]
         solutions.append(solve(systems, ridge, r_c))
     return torch.cat(solutions, dim=2)

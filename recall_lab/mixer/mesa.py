@@ -37,8 +37,6 @@ class Mesa(Mixer):
     qk_norm: bool = True
     conv_activation: bool = True
 
-    chunk: ClassVar[int] = 32
-    """Number of matrices H_t that exist at a time."""
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "write": 1.0, "ridge": 1e-4}
     no_weight_decay: ClassVar[tuple[str, ...]] = ("ridge",)
 
@@ -62,7 +60,7 @@ class Mesa(Mixer):
             return v, state
         with without_autocast(q):
             system, writes = _parts(k, v, gates, state)
-            x, H = solve_all(full_precision(q), system, self.chunk)
+            x, H = solve_all(full_precision(q), system)
             o, S = chunked(x, writes, state["S"])
         return o.to(v.dtype), {"H": H, "S": S}
 
