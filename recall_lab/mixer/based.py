@@ -35,8 +35,8 @@ class Based(Mixer):
     window: int = 16
     """Number of most recent tokens with exact weights e^z, including the current one; 0: none."""
 
-    chunk: ClassVar[int] = 64
-    """Positions per chunk. The state is wide, so a few large products are faster than many small ones."""
+    chunk: ClassVar[int] = 32
+    """Positions per chunk, a power of two."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
