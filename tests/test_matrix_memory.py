@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -161,6 +162,15 @@ def test_chunks_equal_the_recurrence(length, kind, before):
     for decay, channels in ((False, False), (True, False), (True, True)):
         fields = update(generator, length, kind, decay, channels)
         close(run(chunked, fields, before), run(naive, fields, before))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 32, 64])
+@pytest.mark.parametrize("kind", ["write", "erase", "erase apart"])
+def test_the_length_of_chunks_has_no_effect(kind, chunk):
+    generator = torch.Generator().manual_seed(chunk)
+    for channels in (False, True):
+        fields = update(generator, 70, kind, True, channels)
+        close(run(partial(chunked, chunk=chunk), fields, False), run(naive, fields, False))
 
 
 @pytest.mark.parametrize("kind", ["write", "erase", "erase apart"])

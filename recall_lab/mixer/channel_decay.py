@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from recall_lab.mixer.decayed_products import DecayedProducts
 
-PIECE = 512
+PIECE = 256
 """Chunks computed at a time, so that intermediate results fit in the processor's cache."""
 
 

@@ -76,7 +76,7 @@ def solve(H: Matrices, ridge: Vectors, r: Vectors) -> Vectors:
 
 
 class Solution(torch.autograd.Function):
-    """The solution x, from its residual r_t = q_t − (H_t + Λ_t) x_t, which is zero but has a gradient: (H_t + Λ_t)⁻¹ dx.
+    """The solution x, from its residual r_t = q_t − (H_t + Λ_t) x_t: zero, but its gradient is (H_t + Λ_t)⁻¹ dx_t.
 
     The matrices are symmetric, so the gradient solves the same system.
     """

@@ -27,7 +27,7 @@ class Mesa(Mixer):
     one entry per key channel and head, 1 at the start. The gradient is that of the exact solution; there is no
     second derivative.
     How small Λ may be depends on the dtype. With unit keys of mean cosine 0, .99, .9999 (64 channels, 512 pairs) the
-    largest relative error of an output in float32 is 2e−5, 9e−4, 5e−2 at Λ = 1e−4 and 6e−5, 4e−3, 6e−2 at 1e−5. At
+    largest relative error of an output in float32 is 3e−5, 2e−3, 5e−2 at Λ = 1e−4 and 4e−4, 4e−3, 6e−2 at 1e−5. At
     1e−6 and cosine .99 or more, rounding would dominate and ValueError is raised. In float64 the error is below 2e−9 at
     Λ = 1e−8.
     Raises ValueError where H + Λ is not positive definite beyond rounding error, or not finite.

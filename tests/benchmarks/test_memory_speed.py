@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from conftest import seconds
 from torch import Tensor
 
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.based import Based
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.gated_delta import GatedDelta
 from recall_lab.mixer.gated_linear import GatedLinear
@@ -20,14 +22,15 @@ from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.log_linear import LogLinear
 from recall_lab.mixer.matrix_memory import MatrixMemory, Update, chunked
+from recall_lab.mixer.mesa import Mesa
 from recall_lab.mixer.rwkv7 import RWKV7
 
 BATCH, HEADS, WIDTH = 16, 2, 32
 
 
-def inputs(length: int, batch: int = BATCH) -> tuple[Tensor, ...]:
+def inputs(length: int, batch: int = BATCH, d_key: int = WIDTH) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(batch, HEADS, length, WIDTH, generator=generator) for _ in range(3))
+    q, k, v = (torch.randn(batch, HEADS, length, width, generator=generator) for width in (d_key, d_key, WIDTH))
     return tuple(x.requires_grad_() for x in (F.normalize(q, dim=-1), F.normalize(k, dim=-1), v))
 
 
@@ -37,12 +40,10 @@ def softmax(length: int) -> Callable[[], object]:
     return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(d)
 
 
-def mechanism(
-    kind: type[MatrixMemory], length: int, form: str = "parallel", batch: int = BATCH
-) -> Callable[[], object]:
+def mechanism(kind: type[Mixer], length: int, form: str = "parallel", batch: int = BATCH) -> Callable[[], object]:
     """Forward and backward pass of the mechanism alone, with given gates."""
     mixer = kind(d_model=HEADS * WIDTH, heads=HEADS)
-    q, k, v = inputs(length, batch)
+    q, k, v = inputs(length, batch, mixer.d_key)
     x = torch.randn(batch, length, HEADS * WIDTH, generator=torch.Generator().manual_seed(1))
     gates = {name: gate.detach().contiguous().requires_grad_() for name, gate in mixer.gates(x).items()}
     d = torch.randn_like(v)
@@ -51,7 +52,7 @@ def mechanism(
 
 @cache
 def ratios(length: int) -> dict[type, float]:
-    kinds = [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7]
+    kinds = [Linear, GatedLinear, DeltaRule, GatedDelta, GLA, KDA, RWKV7, Based, Mesa]
     runs = [softmax(length), *(mechanism(kind, length) for kind in kinds)]
     attention, *mechanisms = seconds(*runs, times=8 if length < 1000 else 3)
     return {kind: taken / attention for kind, taken in zip(kinds, mechanisms, strict=True)}
@@ -68,6 +69,12 @@ def ratios(length: int) -> dict[type, float]:
         (DeltaRule, 4096, 0.6),
         (GatedDelta, 512, 1.1),
         (GatedDelta, 4096, 0.6),
+        (KDA, 512, 1.1),
+        (RWKV7, 512, 1.8),
+        (Based, 512, 2.0),
+        (Based, 4096, 1.0),
+        (Mesa, 512, 4.5),
+        (Mesa, 4096, 1.3),
     ],
 )
 def test_relative_to_softmax(kind, length, limit):
