@@ -6,11 +6,13 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from recall_lab.mixer.cache import Cache, causal, extend, read
+from recall_lab.mixer.base import query_scale
+from recall_lab.mixer.cache import Cache, extend
 from recall_lab.mixer.numerics import finite_log_decay, full_precision, without_autocast
-from recall_lab.shapes import Gates, Hidden, Query, State, Value
+from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -24,6 +26,7 @@ class Forgetting(Cache):
     Source: Lin et al., arXiv 2503.02130.
     """
 
+    block: ClassVar[int] = 128
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_forget": 0.0}
 
     def __post_init__(self) -> None:
@@ -35,21 +38,35 @@ class Forgetting(Cache):
         return {"log_forget": F.logsigmoid(full_precision(self.f_proj(x))).transpose(1, 2)}
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        after = extend(state, k, v)
+        cached = extend(state, k, v)
         g = finite_log_decay(full_precision(gates["log_forget"]))[..., None]  # b h t 1
         ones = g.new_ones(g.shape[2], g.shape[2])
         with without_autocast(q):
             total = ones.tril() @ g  # b h t 1: from the first new position to t
             between = ones.tril() @ (g * ones.tril(-1))  # b h t t: after s, up to t
             rest = (ones.triu(1) @ g)[..., 0]  # b h t: after each new position
-        cached = state["decay"]  # b h s
-        logits = causal(q, after["k"], self.bias(q, after)) + torch.cat(
-            [cached[:, :, None] + total, between], dim=-1
-        )  # b h t s+t
-        # Weights below e^−80 of the largest are set to zero: their products can be subnormal in float32, which is slow.
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 80, -torch.inf)
-        decay = torch.cat([cached + total[:, :, -1], rest], dim=-1)
-        return read(logits, after["v"]), after | {"decay": decay}
+            before = state["decay"]  # b h s
+            between = between + torch.full_like(ones, -torch.inf).triu(1)
+            bias = torch.cat([before[:, :, None] + total, between], dim=-1).detach()  # b h t s+t
+            distance = self.bias(q, cached)
+            bias = bias if distance is None else bias + distance
+            o = biased(q, cached, bias, torch.cat([before, -total[..., 0]], dim=-1))
+        return o.to(v.dtype), cached | {"decay": torch.cat([before + total[:, :, -1], rest], dim=-1)}
 
     def empty_state(self, q: Query, v: Value) -> State:
         return super().empty_state(q, v) | {"decay": full_precision(q)[:, :, :0, 0]}
+
+
+def biased(q: Query, cached: State, bias: Attention, key: Float[Tensor, "b h s"]) -> Value:
+    """Σ_s softmax_s(q_t·k_s / √d_key + bias_ts) v_s for a constant bias that has the gradient of key_s.
+
+    A softmax is not changed by what is added to a whole row, so Σ_{r=s+1..t} g_r has the gradient of a term of s alone.
+    It enters by a further channel of q and k, whose product is zero: 1 · (key_s − itself). Torch's fused attention can
+    then take the bias as a constant, and no weights are kept for the backward pass.
+    """
+    q, k, v = (full_precision(x) for x in (q, cached["k"], cached["v"]))
+    scale = query_scale(q.shape[-1])
+    q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+    k = torch.cat([k, ((key - key.detach()) / scale)[..., None]], dim=-1)
+    # The fused form needs values as wide as keys.
+    return F.scaled_dot_product_attention(q, k, F.pad(v, (0, 1)), attn_mask=bias, scale=scale)[..., :-1]

@@ -9,6 +9,7 @@ import torch
 from conftest import seconds
 
 from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.heavy_hitter import HeavyHitter
 from recall_lab.mixer.merging import Merging
 from recall_lab.mixer.sink_window import SinkWindow
@@ -74,3 +75,17 @@ def test_decoding_from_softmax_grows_linearly():
     mixer = Softmax(d_model=64, heads=2)
     short, long = seconds(decode(mixer, 8192), decode(mixer, 65536), times=10)
     assert 0.8 < math.log(long / short, 8) < 1.35  # at the longer length the processor misses its caches more often
+
+
+def test_forgetting_takes_at_most_twice_the_time_of_softmax():
+    """Forward and backward pass at length 2048."""
+
+    def run(mixer: Mixer, *gates: str) -> Callable[[], object]:
+        q, k, v = (torch.randn(16, 2, 2048, 32).requires_grad_() for _ in range(3))
+        given = {name: (-torch.rand(16, 2, 2048)).requires_grad_() for name in gates}
+        return lambda: mixer.parallel(q, k, v, given)[0].sum().backward()
+
+    softmax, forgetting = seconds(
+        run(Softmax(d_model=64, heads=2)), run(Forgetting(d_model=64, heads=2), "log_forget"), times=3
+    )
+    assert forgetting <= 2 * softmax, f"{forgetting / softmax:.2f} ×"

@@ -73,7 +73,7 @@ def ratios(length: int) -> dict[type, float]:
         (RWKV7, 512, 1.8),
         (Based, 512, 2.0),
         (Based, 4096, 1.0),
-        (Mesa, 512, 4.5),
+        (Mesa, 512, 5.5),
         (Mesa, 4096, 1.3),
     ],
 )
