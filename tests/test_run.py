@@ -143,6 +143,7 @@ def test_different_settings_have_different_folders():
         (["train.stepz=5"], "there is no setting train.stepz; did you mean train.steps?"),
         (["mixer.headz=2"], "there is no setting mixer.headz; did you mean mixer.heads?"),
         (["mixer.budget=2"], "mixer.budget has no effect with the chosen mixer: it needs a mixer that has it"),
+        (["optimizer.momentum=0"], "optimizer.momentum has no effect with the chosen optimizer: it needs an optimizer"),
         (["probe.cost.at=[1]"], "probe.cost has no effect with the chosen probe: it needs probe=[cost]"),
         (["+nonsense=1"], "there is no setting nonsense"),
         (["+train.nonsense=1"], "unexpected keyword argument 'nonsense'"),

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from recall_lab import files, folders, machine, runner
 from recall_lab.cli.base import compose, resolved
+from recall_lab.optimization import Stepper
 from recall_lab.sweep import ENVIRONMENT, Sweep
-from recall_lab.train import Training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -61,9 +61,9 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
     parent, capsys, monkeypatch
 ):
     """A run is left as interrupted by both kinds of stop; only the one of this process goes on to the caller."""
-    rate = Training.rate
+    step = Stepper.step
     for action, number in ((lambda: signal.raise_signal(signal.SIGTERM), signal.SIGTERM), (ctrl_c, signal.SIGINT)):
-        monkeypatch.setattr(Training, "rate", lambda self, step, action=action: action() or rate(self, step))
+        monkeypatch.setattr(Stepper, "step", lambda *arguments, action=action: action() or step(*arguments))
         with pytest.raises(runner.Stopped) as stopped:
             runner.execute(settings(), parent)
         assert stopped.value.args == (number,)
@@ -71,7 +71,7 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
     sweep = Sweep(parent, "command")
     sweep.begin()
     monkeypatch.setenv(ENVIRONMENT, "command")
-    monkeypatch.setattr(Training, "rate", lambda self, step: sweep.ask_to_stop(0) or rate(self, step))
+    monkeypatch.setattr(Stepper, "step", lambda *arguments: sweep.ask_to_stop(0) or step(*arguments))
     assert runner.execute(settings(), parent) == runner.FAILED
     assert sweep.last()[runner.identity(settings())]["event"] == "interrupted"
     sweep.end()

@@ -119,7 +119,13 @@ def _refuse_twice(overrides: list[Override]) -> None:
 
 
 def _refuse_unknown(config: DictConfig) -> None:
-    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {"task", "mixer", "workload"}
+    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {
+        "task",
+        "mixer",
+        "optimizer",
+        "schedule",
+        "workload",
+    }
     for name in sorted({str(key) for key in config} - known):
         raise ValueError(no_setting(name))
 
