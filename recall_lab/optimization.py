@@ -33,21 +33,21 @@ OWN = {"params": "the model", "lr": "train.lr", "weight_decay": "train.weight_de
 class Cosine(LRScheduler):
     """lr during the warm-up; then lr · ½ (1 + cos π u), u rising from 0 to 1 over the remaining steps; then 0.
 
-    steps   steps of the whole training
-    warmup  share of the steps before the cosine begins
+    total_iters  steps of the whole training
+    begin        share of them before the cosine begins: the warm-up
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, steps: int, warmup: float = 0.05) -> None:
-        whole_number("schedule.steps", steps)
-        share("schedule.warmup", warmup)
-        self.steps, self.warmup = steps, warmup
+    def __init__(self, optimizer: torch.optim.Optimizer, total_iters: int, begin: float = 0.05) -> None:
+        whole_number("schedule.total_iters", total_iters)
+        share("schedule.begin", begin)
+        self.total_iters, self.begin = total_iters, begin
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group at step `last_epoch`, counted from 0."""
-        warm = self.warmup * self.steps
-        done = max(0.0, min(self.last_epoch, self.steps) - warm)
-        factor = 0.5 * (1 + math.cos(math.pi * done / max(1, self.steps - warm)))
+        warm = self.begin * self.total_iters
+        done = max(0.0, min(self.last_epoch, self.total_iters) - warm)
+        factor = 0.5 * (1 + math.cos(math.pi * done / max(1, self.total_iters - warm)))
         return [lr * factor for lr in self.base_lrs]
 
 

@@ -128,7 +128,7 @@ def train(
     read one makes the host wait for the device; a state after such a loss is never saved.
     """
     cells = training_cells(task, training.cells, warn=False)  # impossible cells are logged with the test cells
-    schedule = schedule or partial(Cosine, steps=training.steps, warmup=training.warmup)
+    schedule = schedule or partial(Cosine, total_iters=training.steps, begin=training.warmup)
     warmup = training.warmup * training.steps
     stepper = Stepper(model, optimizer, schedule, training.lr, training.weight_decay, warmup, training.clip)
     progress = Progress()

@@ -37,18 +37,18 @@ def by_hand(step: int, steps: int, warmup: float, lr: float) -> float:
 
 
 def test_the_cosine_and_its_warm_up():
-    found = rates(partial(Cosine, steps=100, warmup=0.1), warmup=0.1)
+    found = rates(partial(Cosine, total_iters=100, begin=0.1), warmup=0.1)
     assert found[0] == pytest.approx(0.002)  # the first learning rate is one eleventh of the largest, not zero
     assert found[4] == pytest.approx(0.010)
     assert found[10] == max(found) == pytest.approx(0.022)
     assert found[55] == pytest.approx(0.011)  # halfway through the cosine
     for steps, warmup in ((57, 0.13), (100, 0.0), (10, 1.0), (1, 0.05)):
         expected = [by_hand(step, steps, warmup, 0.01) for step in range(steps)]
-        assert rates(partial(Cosine, steps=steps, warmup=warmup), steps, warmup, 0.01) == expected
+        assert rates(partial(Cosine, total_iters=steps, begin=warmup), steps, warmup, 0.01) == expected
 
 
 def test_a_cosine_over_fewer_steps_stays_at_zero():
-    assert rates(partial(Cosine, steps=5, warmup=0.0), 9)[5:] == [0, 0, 0, 0]
+    assert rates(partial(Cosine, total_iters=5, begin=0.0), 9)[5:] == [0, 0, 0, 0]
 
 
 def test_warm_up_applies_to_any_schedule_of_torch():
@@ -93,8 +93,8 @@ SETTINGS = [
     ["optimizer=sgd", "optimizer.nesterov=true"],
     ["schedule=linear"],
     ["schedule=constant"],
-    ["schedule.steps=10"],
-    ["schedule.warmup=0.5"],
+    ["schedule.total_iters=10"],
+    ["schedule.begin=0.5"],
 ]
 
 
@@ -116,7 +116,7 @@ def test_the_defaults_of_the_configuration_are_those_of_the_code():
     optimizer, schedule = chosen().values()
     assert optimizer.func is ADAMW.func
     assert {name: list(x) if name == "betas" else x for name, x in ADAMW.keywords.items()} == optimizer.keywords
-    assert (schedule.func, schedule.keywords) == (Cosine, {"steps": 1000, "warmup": 0.05})
+    assert (schedule.func, schedule.keywords) == (Cosine, {"total_iters": 1000, "begin": 0.05})
 
 
 OTHERS = {
@@ -168,8 +168,8 @@ SGD, LINE = torch.optim.SGD, lr_scheduler.LinearLR
         (ADAMW, partial(LINE, size=1), 0.0, "schedule.size has no effect: LinearLR has only end_factor"),
         (ADAMW, partial(LINE, optimizer=1), 0.0, "schedule.optimizer cannot be set: the optimiser gives its value"),
         (ADAMW, partial(LINE, start_factor=7.0), 0.0, "schedule: LinearLR: Starting multiplicative factor"),
-        (ADAMW, partial(Cosine, steps=0), 0.0, "schedule.steps=0: must be a whole number"),
-        (ADAMW, partial(Cosine, steps=9, warmup=2), 0.0, "schedule.warmup=2: must be a number from 0 to 1"),
+        (ADAMW, partial(Cosine, total_iters=0), 0.0, "schedule.total_iters=0: must be a whole number"),
+        (ADAMW, partial(Cosine, total_iters=9, begin=2), 0.0, "schedule.begin=2: must be a number from 0 to 1"),
     ],
 )
 def test_settings_that_are_impossible_or_without_effect_are_refused(optimizer, schedule, decay, message):

@@ -137,7 +137,7 @@ def test_a_training_step_and_a_trace_on_the_meta_device(mixer):
     """There a tensor made on another device, or a value that is read, is an error."""
     meta = torch.device("meta")
     model = small_model(mixer).to(meta)
-    stepper = Stepper(model, ADAMW, partial(Cosine, steps=3), 0.01, 0.1, 1.5, 1.0)
+    stepper = Stepper(model, ADAMW, partial(Cosine, total_iters=3), 0.01, 0.1, 1.5, 1.0)
     for number in range(2):
         tokens, scored, targets = to_device(arrays(TASK.sample(3, stream(0, "train", {}, number))), meta)
         value = loss(model(tokens, scored), targets)

@@ -35,7 +35,7 @@ def test_the_yaml_of_a_workload_names_exactly_its_fields(kind):
     [
         (["model.layers=1"], "model.layers has no effect in this kind of run"),
         (["optimizer=sgd"], "optimizer has no effect in this kind of run"),
-        (["schedule.steps=5"], "schedule.steps has no effect in this kind of run"),
+        (["schedule.total_iters=5"], "schedule.total_iters has no effect in this kind of run"),
         (["train.steps=5"], "train.steps has no effect in this kind of run"),
         (["test.tokens=5"], "test.tokens has no effect in this kind of run"),
         (["task=needle"], "task has no effect in this kind of run"),
