@@ -35,8 +35,8 @@ from recall_lab.series import condition, series
 REPLICATES = ("seed", "data_seed")
 """Settings by which replicates differ."""
 
-CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "choice.task", "choice.mixer",
-                 "train.keep")  # fmt: skip
+CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
+                 "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
 SELECTED = ("train.lr",)

@@ -16,7 +16,7 @@ from recall_lab import metrics
 from recall_lab.checkpoint import NotFinite as NotFinite
 from recall_lab.checkpoint import Progress, Scores, resume, save
 from recall_lab.checkpoint import load as load
-from recall_lab.checks import flag, number, share, whole_number
+from recall_lab.checks import flag, number, require, share, whole_number
 from recall_lab.data import Arrays, Cell, Grid, ahead, arrays, stream, to_device, training_cells
 from recall_lab.data import test_cells as test_cells
 from recall_lab.metrics import loss
@@ -134,7 +134,7 @@ def train(
     progress = Progress()
     if checkpoint is not None and checkpoint.exists():
         progress = resume(checkpoint, model, stepper, device)
-    forward = torch.compile(model) if training.compile else model
+    forward = compiled(model) if training.compile else model
     started = time.perf_counter() - progress.seconds
 
     def draw(step: int) -> Arrays:
@@ -170,6 +170,13 @@ def train(
                 if checkpoint is not None:
                     save(checkpoint, model, stepper, progress)
     return progress.curve
+
+
+def compiled(model: nn.Module) -> Callable[..., Tensor]:
+    """The model under torch.compile. Raises ValueError, naming the mixers, where compilation would take minutes."""
+    slow = sorted({type(module).__name__ for module in model.modules() if not getattr(module, "compiles", True)})
+    require(not slow, f"train.compile=true is not possible with {', '.join(slow)}: torch.compile would take minutes")
+    return torch.compile(model)
 
 
 def _done(progress: Progress, training: Training) -> bool:

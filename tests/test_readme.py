@@ -96,7 +96,7 @@ def test_every_command_shown_parses():
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()
-        assert verb in ("run", "show", "report", "list", "probe")
+        assert verb in ("run", "show", "report", "list", "probe", "rates")
         if verb in ("run", "show", "probe"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]

@@ -159,3 +159,19 @@ def test_impossible_training_cells_are_logged_once_in_a_run(caplog):
     assert [message.count("length=2, pairs=1: ") for message in caplog.messages] == [1]
     train(small_model(), TASK, small_training(steps=1), 0, CPU)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("mixer", ["kda", "gla", "rwkv7", "mesa", "lstm", "rnn", "heavy_hitter"])
+def test_mechanisms_that_take_minutes_to_compile_are_refused(mixer):
+    with pytest.raises(ValueError, match=r"^train.compile=true is not possible with \w+: torch.compile would take"):
+        train(small_model(mixer), TASK, small_training(compile=True), 0, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_compiled_model_trains_like_an_uncompiled_one():
+    losses = []
+    for compiled in (False, True):
+        curve = train(small_model("linear"), TASK, small_training(steps=10, compile=compiled), 0, CPU)
+        losses.append(curve[-1]["train_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
