@@ -120,10 +120,8 @@ class TrainAndTest(Workload):
 
         saved = space.folder / "checkpoint.pt"
         training = dataclasses.replace(self.train, cells=trained)
-        curve = train.train(
-            model, self.task, training, self.data_seed, space.device, saved, report, space.stop, self.optimizer,
-            self.schedule,
-        )  # fmt: skip
+        how = (self.optimizer, self.schedule)
+        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
         write_json(space.folder / "curve.json", curve)
         validation = Scoring(
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences

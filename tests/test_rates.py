@@ -9,7 +9,9 @@ from hydra import compose, initialize_config_dir
 
 from recall_lab.cli import base, rates
 
-TRAINED = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml") if "\ntrain:" in path.read_text("utf-8"))
+TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((CONF / "experiment").glob("*.yaml"))}
+TRAINED = [name for name, text in TEXTS.items() if "\ntrain:" in text and "\nselect: []" not in text]
+"""The experiments that train, without those that study another setting at one rate (select: [])."""
 
 
 @pytest.fixture
