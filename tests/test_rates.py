@@ -10,8 +10,9 @@ from hydra import compose, initialize_config_dir
 from recall_lab.cli import base, rates
 
 TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((CONF / "experiment").glob("*.yaml"))}
-TRAINED = [name for name, text in TEXTS.items() if "\ntrain:" in text and "\nselect: []" not in text]
-"""The experiments that train, without those that study another setting at one rate (select: [])."""
+OTHERS = ("\nselect: []", "\ntrain: {steps: 1,")
+TRAINED = [name for name, text in TEXTS.items() if "\ntrain:" in text and not any(x in text for x in OTHERS)]
+"""The experiments that train, without those that study another setting at one rate, or take a single step."""
 
 
 @pytest.fixture
