@@ -67,6 +67,10 @@ def parser() -> argparse.ArgumentParser:
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     probe.add_argument("--config-dir", help="a folder with configuration of your own")
+    rates = verbs.add_parser("rates", help="choose the learning rate of each mechanism of some experiments anew")
+    rates.add_argument(
+        "words", nargs="+", metavar="EXPERIMENT", help="and settings for all runs: train.steps=400 seed=0"
+    )
     listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, one line each")
     listing.add_argument("group", nargs="?", help="one group, in full")
     return made
@@ -90,6 +94,11 @@ def _verb(chosen: argparse.Namespace) -> int:
         from recall_lab.cli import claim
 
         return claim.claim(chosen.words, chosen.config_dir)
+    if chosen.verb == "rates":
+        from recall_lab.cli import rates, run
+
+        settings = [word for word in chosen.words if "=" in word]
+        return rates.study([word for word in chosen.words if "=" not in word], settings, run.main)
     if chosen.verb == "list":
         from recall_lab.cli import listing
 

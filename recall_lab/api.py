@@ -65,7 +65,7 @@ class OpenRun:
         if not isinstance(workload, TrainAndTest):
             raise ValueError(f"{path}: must be a run that has trained a model")
         self.task: Task = workload.task
-        device = machine.prepare(self.config["device"], self.config["threads"])
+        device = machine.prepare(self.config["device"], self.config["threads"], self.config.get("deterministic", True))
         self.model: Model = workload.untrained().to(device)
         self.model.load_state_dict(checkpoint.load(self.path / "checkpoint.pt", device)["model"])
         self.model.eval()

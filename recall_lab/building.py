@@ -10,6 +10,8 @@ from typing import Any
 
 import hydra
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from recall_lab.checks import require
 from recall_lab.folders import Config
@@ -27,6 +29,8 @@ KINDS: dict[str, type] = {
     "train": Training,
     "test": Testing,
     "oracle": Oracle,
+    "optimizer": Optimizer,
+    "schedule": LRScheduler,
 }
 """The class that each part's `_target_` must be, or return; for a probe: a function of trace or model."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recall_lab.files import replacing
+from recall_lab.optimization import Stepper
 
 Scores = dict[str, float]
 """Metric → its value."""
@@ -33,10 +34,15 @@ class Progress:
     seconds: float = 0.0
     """Time spent in training and validation, before and after interruptions."""
 
-    def check(self) -> None:
-        """Raises NotFinite if the loss of the last step is not a finite number."""
-        if self.losses and not math.isfinite(value := float(self.losses[-1])):
-            raise NotFinite(f"the loss of training step {self.step - 1} is {value}: lower train.lr or train.clip")
+    def read(self) -> Tensor:
+        """The losses since the last validation, on the CPU. Raises NotFinite, naming the first that is not finite."""
+        losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
+        for back, value in zip(range(len(losses), 0, -1), losses.tolist(), strict=True):
+            if not math.isfinite(value):
+                raise NotFinite(
+                    f"the loss of training step {self.step - back} is {value}: lower train.lr or train.clip"
+                )
+        return losses
 
 
 def load(path: Path, device: torch.device) -> dict[str, Any]:
@@ -49,11 +55,10 @@ def load(path: Path, device: torch.device) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged; delete it to start the run from the beginning") from error
 
 
-def save(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Writes a checkpoint: weights, optimiser state and progress."""
+def save(path: Path, model: nn.Module, stepper: Stepper, progress: Progress) -> None:
+    """Writes a checkpoint: weights, the states of optimiser and schedule, and progress."""
     losses = torch.stack(progress.losses) if progress.losses else torch.zeros(0)
-    content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), **vars(progress), "losses": losses}
-    write(path, content)
+    write(path, {"model": model.state_dict(), **stepper.state_dict(), **vars(progress), "losses": losses})
 
 
 def write(path: Path, content: object) -> None:
@@ -65,17 +70,17 @@ def write(path: Path, content: object) -> None:
         temporary.write_bytes(buffer.getbuffer())
 
 
-def resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
-    """Restores weights and optimiser state from a checkpoint, in place, and returns the progress saved with them.
+def resume(path: Path, model: nn.Module, stepper: Stepper, device: torch.device) -> Progress:
+    """Restores weights, optimiser and schedule from a checkpoint, in place, and returns the progress saved with them.
 
     Raises ValueError where the file is damaged or was written by an earlier version.
     """
     saved = load(path, device)
-    if missing := {"model", "optimizer", *vars(Progress())} - set(saved):
+    if missing := {"model", *stepper.state_dict(), *vars(Progress())} - set(saved):
         raise ValueError(
             f"{path} lacks {', '.join(sorted(missing))}: an earlier version wrote it; "
             "delete it to start the run from the beginning"
         )
     model.load_state_dict(saved.pop("model"))
-    optimizer.load_state_dict(saved.pop("optimizer"))
+    stepper.load_state_dict({name: saved.pop(name) for name in stepper.state_dict()})
     return Progress(**{**saved, "losses": list(saved["losses"])})

@@ -6,12 +6,15 @@ restart, and two splits never share a random stream.
 
 import hashlib
 import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from recall_lab.checks import require
@@ -22,6 +25,9 @@ Cell = dict[str, Any]
 
 Grid = list[Cell] | dict[str, list[Any]]
 """A list of cells; or parameter → its values, which stands for every combination of them."""
+
+Arrays = tuple[Shaped[Tensor, "b t *c"], Int[Tensor, "p"], Shaped[Tensor, "p *w"]]
+"""Tokens, scored positions as indices into the b·t positions, and the targets of these positions."""
 
 log = logging.getLogger("recall_lab")
 
@@ -59,17 +65,44 @@ def _derived(task: Task, factors: tuple[float | int, ...], warn: bool = True) ->
     return scaled.cells
 
 
-def arrays(
-    batch: Batch, device: torch.device
-) -> tuple[Shaped[Tensor, "b t *c"], Bool[Tensor, "b t"], Shaped[Tensor, "p *w"]]:
-    """A batch on the device: tokens, scored positions, and the targets of these positions."""
+def arrays(batch: Batch, pinned: bool = False) -> Arrays:
+    """A batch as tensors on the CPU; pinned: in memory from which a CUDA device copies while the host goes on."""
     targets = batch.targets[batch.scored]
     if targets.dtype.kind == "i":
         targets = targets.astype(np.int64)
-    tokens, scored, targets = (
-        torch.from_numpy(x).to(device, non_blocking=True) for x in (batch.tokens, batch.scored, targets)
-    )
+    tensors = [torch.from_numpy(x) for x in (batch.tokens, np.flatnonzero(batch.scored), targets)]
+    tokens, scored, targets = [x.pin_memory() for x in tensors] if pinned else tensors
     return tokens, scored, targets
+
+
+def to_device(batch: Arrays, device: torch.device) -> Arrays:
+    """The tensors of a batch on the device; from pinned memory, without waiting for it."""
+    tokens, scored, targets = (x.to(device, non_blocking=True) for x in batch)
+    return tokens, scored, targets
+
+
+T = TypeVar("T")
+
+
+def ahead(draw: Callable[[int], T], steps: Iterable[int], depth: int) -> Generator[T]:
+    """draw(step) for each step in turn, the next `depth` of them prepared meanwhile in one background thread.
+
+    An exception of `draw` is raised where its result would be yielded. Closing the generator ends the thread.
+    """
+    if depth == 0:
+        yield from map(draw, steps)
+        return
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            for step in steps:
+                waiting.append(thread.submit(draw, step))
+                if len(waiting) > depth:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def _listed(task: Task, cells: Grid) -> list[Cell]:

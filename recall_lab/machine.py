@@ -12,10 +12,12 @@ from recall_lab.checks import choice, require, whole_number
 from recall_lab.files import CONF
 
 
-def prepare(device: str, threads: int) -> torch.device:
+def prepare(device: str, threads: int, deterministic: bool = True, job: int | None = None) -> torch.device:
     """The torch device for "auto", "cpu", "cuda", "cuda:1" or "mps"; sets the number of threads and determinism.
 
     auto is cuda if available, else mps if available, else cpu.
+    deterministic  use algorithms that give the same bits every time, where torch has them; it warns where it has not
+    job            number of the run in its sweep: "cuda" is then the GPU at this place, counted round and round
     Raises ValueError where torch cannot use such a device on this machine, or threads is not a positive whole number.
     """
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -31,10 +33,10 @@ def prepare(device: str, threads: int) -> torch.device:
     torch.set_num_threads(threads)
     # cuBLAS reads this when it starts; without it some of its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Filling new tensors with NaN, which reveals reads of uninitialised memory, costs a tenth of a training step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return torch.device(device)
+    return torch.device(f"cuda:{job % torch.cuda.device_count()}" if device == "cuda" and job is not None else device)
 
 
 @cache

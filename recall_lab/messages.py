@@ -64,7 +64,11 @@ def no_setting(name: str) -> str:
     known = known_settings()
     if name in known:  # of another option of the group: mixer.budget while mixer=softmax
         group, _, option = name.partition(".")
-        wanted = f"{group}=[{option.partition('.')[0]}]" if group == "probe" else f"a {group} that has it"
+        wanted = (
+            f"{group}=[{option.partition('.')[0]}]"
+            if group == "probe"
+            else f"{'an' if group[0] in 'aeiou' else 'a'} {group} that has it"
+        )
         return f"{name} has no effect with the chosen {group}: it needs {wanted}"
     close = difflib.get_close_matches(name, known, n=1)
     return f"there is no setting {name}" + (f"; did you mean {close[0]}?" if close else "")

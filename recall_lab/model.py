@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from recall_lab.checks import number, require, whole_number
@@ -77,13 +77,13 @@ class Model(nn.Module):
         return x.sum(dim=2) if x.dim() == 4 else x
 
     def forward(
-        self, tokens: Shaped[Tensor, "b t *c"], scored: Bool[Tensor, "b t"] | None = None
+        self, tokens: Shaped[Tensor, "b t *c"], scored: Int[Tensor, "p"] | None = None
     ) -> Float[Tensor, "... classes"]:
-        """Logits (b t classes); given `scored`, those of the marked positions only (p classes)."""
+        """Logits (b t classes); given `scored`, indices into the b·t positions, those of these only (p classes)."""
         x = self.embed_tokens(tokens)  # b t m
         for block in self.blocks:
             x = block.output(x, block.mixer(block.norm(x))[0])
-        return self.read_out(self.norm(x if scored is None else x[scored]))
+        return self.read_out(self.norm(x if scored is None else x.flatten(0, 1)[scored]))
 
     def initial_state(self, batch: int = 1) -> list[State]:
         """The states before the first token, one per layer."""

@@ -13,8 +13,8 @@ import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
+from recall_lab import fairness, folders, results
 from recall_lab import figure as figures
-from recall_lab import folders, results
 from recall_lab.figure import style
 from recall_lab.files import read_json, replacing, write_text
 
@@ -51,15 +51,17 @@ def make(folder: Path) -> Report:
     (folder / "figure").mkdir(exist_ok=True)
     drawn = pd.concat([chosen, _curves(folder, chosen)])
     drawn.attrs["selected"] = over
-    images = _images(folder / "figure", drawn, failed)
+    images = _images(folder / "figure", drawn, table, failed)
     grids = _grids(chosen, failed)
     missing = _missing(folder)
+    notes = list(_attempt(failed, "notes on fairness", fairness.notes, chosen, table))
     page = folder / "report.html"
     content = {
         "title": f"recall_lab: {folder.name}",
         "folder": folder,
         "grids": {title: _html(grid) for title, grid in grids.items()},
         "missing": missing,
+        "notes": notes,
         "failed": failed,
         "images": images,
         "selected": ", ".join(over) if len(chosen) < len(table) else "",
@@ -69,6 +71,7 @@ def make(folder: Path) -> Report:
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
     text += [f"\nmissing or replaced: {line}" for line in missing]
     text += [f"\nnot in the report: {line}" for line in failed]
+    text += [f"\nnote: {line}" for line in notes]
     return Report("\n".join([*text, f"\nreport: {page}"]), failed)
 
 
@@ -80,14 +83,19 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.html.jinja")
 
 
-def _images(folder: Path, table: pd.DataFrame, failed: list[str]) -> dict[str, str]:
-    """Draws and saves every figure of every task; returns name → png in base64."""
+def _images(folder: Path, chosen: pd.DataFrame, every: pd.DataFrame, failed: list[str]) -> dict[str, str]:
+    """Draws and saves every figure of every task; returns name → png in base64.
+
+    A figure shows the chosen runs, one whose module sets EVERY_RUN all of them.
+    """
     images: dict[str, str] = {}
     files: set[str] = set()
     for module in pkgutil.iter_modules(figures.__path__):
-        draw = getattr(importlib.import_module(f"{figures.__name__}.{module.name}"), "draw", None)
+        content = importlib.import_module(f"{figures.__name__}.{module.name}")
+        draw = getattr(content, "draw", None)
         if draw is None:  # a module that figures share
             continue
+        table = every if getattr(content, "EVERY_RUN", False) else chosen
         for task, part in table.groupby("task"):
             for name, drawing in _attempt(failed, f"figure {module.name} of {task}", draw, part):
                 stem = folder / _file_name(name, files)

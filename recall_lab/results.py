@@ -35,8 +35,8 @@ from recall_lab.series import condition, series
 REPLICATES = ("seed", "data_seed")
 """Settings by which replicates differ."""
 
-CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "choice.task", "choice.mixer",
-                 "train.keep")  # fmt: skip
+CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
+                 "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
 SELECTED = ("train.lr",)
@@ -47,6 +47,9 @@ CELLS = ("test.cells",)
 
 SCORES = ("accuracy", "r2")
 """The metrics that models are ranked by: accuracy per scored token, or R² of a continuous task."""
+
+SAME = 0.001
+"""Two learning rates whose scores differ by less than this are equally good."""
 
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
@@ -149,6 +152,30 @@ def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:
     lost = set(validation["run"]) - set(validation.merge(best, on=[*others, *over])["run"])
     kept = table[~table["run"].isin(lost)]
     return kept.assign(series=series(kept, axis=over))
+
+
+def rates(table: pd.DataFrame) -> pd.DataFrame:
+    """Validation score by learning rate, of the series with several rates: columns task, series, train.lr, mean, low,
+    high, runs, chosen, edge.
+
+    The names of the series do not mention the rate. The score of a run is its mean over the validation cells.
+    chosen  whether `select` chooses this rate; edge: whether it is also the lowest or highest of the rates with as many
+            replicates, and no rate inside the grid has the same score (up to SAME)
+    """
+    columns = ["task", "series", "train.lr", "mean", "low", "high", "runs", "chosen", "edge"]
+    rows = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    if "train.lr" not in rows or rows["train.lr"].nunique() < 2:
+        return pd.DataFrame(columns=columns).astype({"chosen": bool, "edge": bool})
+    rows = rows.assign(series=series(rows, axis=("train.lr",)))
+    rows = rows[rows.groupby(["task", "series"])["train.lr"].transform("nunique") > 1]
+    points = average(rows, ["task", "series", "train.lr"]).assign(chosen=False, edge=False)
+    for _, own in points.groupby(["task", "series"]):
+        complete = own[own["runs"] == own["runs"].max()]
+        best = complete["mean"].idxmax()
+        inner = complete["mean"].iloc[1:-1]  # the rates are in order
+        points.loc[best, "chosen"] = True
+        points.loc[best, "edge"] = not (inner >= complete.loc[best, "mean"] - SAME).any()
+    return points[columns]
 
 
 def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float, float]:

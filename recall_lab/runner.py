@@ -42,10 +42,10 @@ class Stopped(KeyboardInterrupt):
 def identity(config: Config) -> str:
     """The name of a run's folder: a hash of every setting that determines its result, bit for bit.
 
-    The device and the number of threads are among them, since sums are rounded differently. The output
+    The device, the number of threads and determinism are among them, since sums are rounded differently. The output
     folder, the names of the chosen options and the settings of a later selection are left out.
     """
-    irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "train.keep"} | {"choice"}
+    irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "deterministic", "train.keep"} | {"choice"}
     content = {key: value for key, value in config.items() if key not in irrelevant}
     return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -59,14 +59,15 @@ def _canonical(x: Any) -> Any:
     return int(x) if isinstance(x, float) and x.is_integer() else x
 
 
-def execute(config: Config, parent: Path, alone: bool = True) -> float:
+def execute(config: Config, parent: Path, job: int | None = None) -> float:
     """Does one run in parent/IDENTITY and returns the validation loss (0 for a run that trains nothing).
 
     A finished run is left as it is, one that was cut off is resumed from its checkpoint, a failed one is started again.
     An error is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
     returned. Raises Stopped if a signal stopped this process.
 
-    alone  whether no other runs share the terminal, so that a progress bar may be shown
+    job  number of the run in a sweep, by which runs are dealt to the GPUs; None: it is alone on the machine and the
+         terminal, so that a progress bar may be shown
     """
     sweep = current(parent)
     run = parent / identity(config)
@@ -76,7 +77,7 @@ def execute(config: Config, parent: Path, alone: bool = True) -> float:
     try:
         run.mkdir(exist_ok=True)
         with locked(run):
-            return _take(Attempt(config, run, name, sweep, alone))
+            return _take(Attempt(config, run, name, sweep, job))
     except Busy:
         sweep.note(run.name, "skipped", f"{run} is being worked on by another process")
         print_line(f"skipped   {name}: another process is working on it")
@@ -114,8 +115,9 @@ class Attempt:
     resumed; `seconds` is their sum.
     """
 
-    def __init__(self, config: Config, run: Path, name: str, sweep: Sweep, alone: bool) -> None:
-        self.config, self.run, self.name, self.sweep, self.alone = config, run, name, sweep, alone
+    def __init__(self, config: Config, run: Path, name: str, sweep: Sweep, job: int | None) -> None:
+        self.config, self.run, self.name, self.sweep, self.job = config, run, name, sweep, job
+        self.alone = job is None
         self.before = status(run)
         self.began = time.perf_counter()
         resumed = self.before["state"] != "failed"
@@ -193,7 +195,7 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
 def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
     """Builds the workload, runs it and writes its rows."""
     config = attempt.config
-    device = machine.prepare(config["device"], config["threads"])
+    device = machine.prepare(config["device"], config["threads"], config["deterministic"], attempt.job)
     attempt.facts["device"] = str(device)
     workload = build(config)
     with progress(attempt.name, config.get("train", {}).get("steps", 1), attempt.alone) as show:

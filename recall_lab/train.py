@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from recall_lab import metrics
 from recall_lab.checkpoint import NotFinite as NotFinite
 from recall_lab.checkpoint import Progress, Scores, resume, save
 from recall_lab.checkpoint import load as load
-from recall_lab.checks import flag, number, share, whole_number
-from recall_lab.data import Cell, Grid, arrays, stream, training_cells
+from recall_lab.checks import flag, number, require, share, whole_number
+from recall_lab.data import Arrays, Cell, Grid, ahead, arrays, stream, to_device, training_cells
 from recall_lab.data import test_cells as test_cells
 from recall_lab.metrics import loss
+from recall_lab.optimization import ADAMW, Cosine, OptimizerFactory, ScheduleFactory, Stepper
 from recall_lab.task.base import Task
 
 EVALUATION_TOKENS = 16384
@@ -28,7 +29,7 @@ EVALUATION_TOKENS = 16384
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained: AdamW with gradient clipping, linear warm-up and a cosine schedule.
+    """How a model is trained, whatever the optimiser and the schedule of its learning rate.
 
     Raises ValueError, naming the setting, where a value is impossible.
     """
@@ -40,9 +41,9 @@ class Training:
     lr: float = 1e-2
     """Largest learning rate, reached after the warm-up."""
     weight_decay: float = 0.0
-    """Weight decay of AdamW, for the parameters that `parameter_groups` does not exempt."""
+    """Weight decay of the optimiser, for the parameters that `optimization.parameter_groups` does not exempt."""
     warmup: float = 0.05
-    """Share of the steps in which the learning rate rises linearly; it then follows a cosine down to zero."""
+    """Share of the steps in which the learning rate rises linearly, under any schedule."""
     clip: float = 1.0
     """Largest norm of the gradient of all parameters together."""
     validate_every: int = 100
@@ -72,13 +73,6 @@ class Training:
             number("train.solved", self.solved, least=0)
         for name in ("keep", "bf16", "compile"):
             flag(f"train.{name}", getattr(self, name))
-
-    def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0: it is positive in the first and nearly zero in the last."""
-        warm = self.warmup * self.steps
-        if step < warm:
-            return self.lr * (step + 1) / (warm + 1)
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,26 +104,6 @@ class Interrupted(Exception):
     """Training was stopped on request after a completed step; its checkpoint, if any, was written."""
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The optimiser's two parameter groups: parameters with weight decay, and parameters without.
-
-    Exempt are parameters with fewer than two axes (norms, biases, decays, offsets and lengths per head or channel),
-    and those that a module lists in its class attribute `no_weight_decay`. Everything else decays: projections,
-    convolutions, and the embedding too, as in nanoGPT and Megatron-LM.
-    """
-    exempt = {
-        parameter
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim < 2 or name in getattr(module, "no_weight_decay", ())
-    }
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p not in exempt], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p in exempt], "weight_decay": 0.0},
-    ]
-
-
 def train(
     model: nn.Module,
     task: Task,
@@ -139,6 +113,8 @@ def train(
     checkpoint: Path | None = None,
     report: Callable[[Scores], None] = lambda point: None,
     stop: Callable[[], bool] = lambda: False,
+    optimizer: OptimizerFactory = ADAMW,
+    schedule: ScheduleFactory | None = None,
 ) -> list[Scores]:
     """Trains the model in place and returns the training curve, one point per validation.
 
@@ -146,63 +122,67 @@ def train(
                 without the interruption
     report      called with every new point of the curve, before the checkpoint is written
     stop        called before every step; when it returns True, the checkpoint is written and Interrupted raised
+    optimizer, schedule  see `optimization`; schedule=None: a cosine over the steps after the warm-up
 
-    Raises NotFinite, naming the step, when a loss is not finite.
+    Raises NotFinite, naming the step, when a loss is not finite. The losses are read at each validation, because to
+    read one makes the host wait for the device; a state after such a loss is never saved.
     """
     cells = training_cells(task, training.cells, warn=False)  # impossible cells are logged with the test cells
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, training.weight_decay), lr=training.lr, fused=device.type in ("cpu", "cuda")
-    )
+    schedule = schedule or partial(Cosine, total_iters=training.steps, begin=training.warmup)
+    warmup = training.warmup * training.steps
+    stepper = Stepper(model, optimizer, schedule, training.lr, training.weight_decay, warmup, training.clip)
     progress = Progress()
     if checkpoint is not None and checkpoint.exists():
-        progress = resume(checkpoint, model, optimizer, device)
-    forward = torch.compile(model) if training.compile else model
+        progress = resume(checkpoint, model, stepper, device)
+    forward = compiled(model) if training.compile else model
     started = time.perf_counter() - progress.seconds
-    while not _done(progress, training):
-        if stop():
-            progress.check()
-            progress.seconds = time.perf_counter() - started
-            if checkpoint is not None:
-                save(checkpoint, model, optimizer, progress)
-            raise Interrupted(f"training stopped after step {progress.step} of {training.steps}")
-        cell = cells[progress.step % len(cells)]
+
+    def draw(step: int) -> Arrays:
+        cell = cells[step % len(cells)]
         at = task.at(**cell)
-        batch = at.sample(max(1, training.tokens // at.length), stream(data_seed, "train", cell, progress.step))
-        tokens, scored, targets = arrays(batch, device)
-        model.train()
-        with torch.autocast(device.type, torch.bfloat16) if training.bf16 else nullcontext():
-            value = loss(forward(tokens, scored), targets)
-        progress.check()  # The previous loss: reading this one would make the host wait for the device.
-        _update(model, optimizer, value, training.rate(progress.step), training.clip)
-        progress.losses.append(value.detach())
-        progress.step += 1
-        if progress.step % training.validate_every == 0 or progress.step == training.steps:
-            progress.check()
-            point = {"step": progress.step, "train_loss": float(torch.stack(progress.losses).mean())}
-            point |= _validate(model, task, training, data_seed, device, cells)
-            progress.seconds = point["seconds"] = time.perf_counter() - started
-            progress.losses = []
-            progress.curve.append(point)
-            report(point)
-            if checkpoint is not None:
-                save(checkpoint, model, optimizer, progress)
+        batch = at.sample(max(1, training.tokens // at.length), stream(data_seed, "train", cell, step))
+        return arrays(batch, pinned=device.type == "cuda")
+
+    steps = range(progress.step, training.steps)
+    with closing(ahead(draw, steps, 2 if device.type == "cuda" else 0)) as batches:
+        while not _done(progress, training):
+            if stop():
+                progress.read()
+                progress.seconds = time.perf_counter() - started
+                if checkpoint is not None:
+                    save(checkpoint, model, stepper, progress)
+                raise Interrupted(f"training stopped after step {progress.step} of {training.steps}")
+            tokens, scored, targets = to_device(next(batches), device)
+            model.train()
+            with torch.autocast(device.type, torch.bfloat16) if training.bf16 else nullcontext():
+                value = loss(forward(tokens, scored), targets)
+            stepper.step(value, progress.step)
+            progress.losses.append(value.detach())
+            progress.step += 1
+            if progress.step % training.validate_every == 0 or progress.step == training.steps:
+                point = {"step": progress.step, "train_loss": float(progress.read().mean())}
+                point |= _validate(model, task, training, data_seed, device, cells)
+                stepper.validated(point["loss"])
+                progress.seconds = point["seconds"] = time.perf_counter() - started
+                progress.losses = []
+                progress.curve.append(point)
+                report(point)
+                if checkpoint is not None:
+                    save(checkpoint, model, stepper, progress)
     return progress.curve
+
+
+def compiled(model: nn.Module) -> Callable[..., Tensor]:
+    """The model under torch.compile. Raises ValueError, naming the mixers, where compilation would take minutes."""
+    slow = sorted({type(module).__name__ for module in model.modules() if not getattr(module, "compiles", True)})
+    require(not slow, f"train.compile=true is not possible with {', '.join(slow)}: torch.compile would take minutes")
+    return torch.compile(model)
 
 
 def _done(progress: Progress, training: Training) -> bool:
     """Whether all steps are done, or the last validation reached `training.solved` in every cell."""
     lowest = progress.curve[-1]["worst_accuracy"] if progress.curve else -math.inf
     return progress.step >= training.steps or (training.solved is not None and lowest >= training.solved)
-
-
-def _update(model: nn.Module, optimizer: torch.optim.Optimizer, value: Tensor, rate: float, clip: float) -> None:
-    """One step of the optimiser on the clipped gradient of the loss `value`."""
-    optimizer.zero_grad(set_to_none=True)
-    value.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
 
 
 def evaluate(
@@ -220,25 +200,28 @@ def evaluate(
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
-    parts: list[tuple[Tensor, ...]] = []
+    parts: list[tuple[Tensor, Tensor]] = []
+    masks: list[np.ndarray] = []
     model.eval()
     with torch.no_grad():
         for number in range(math.ceil(sequences / size)):
             count = min(size, sequences - number * size)
-            tokens, scored, targets = arrays(at.sample(count, stream(data_seed, split, cell, number)), device)
+            batch = at.sample(count, stream(data_seed, split, cell, number))
+            tokens, scored, targets = to_device(arrays(batch), device)
             outputs = model(tokens, scored).float()
             if task.continuous:
                 parts.append((metrics.squared_error(outputs, targets), targets))
             else:
-                hits = metrics.correct(outputs, targets)
-                bits = metrics.loss_bits(outputs, targets)
-                parts.append((hits, metrics.correct_sequences(hits, scored), bits))
-    columns = [torch.cat(column).cpu() for column in zip(*parts, strict=True)]
-    counts = {"tokens": len(columns[0]), "sequences": sequences}
+                parts.append((metrics.correct(outputs, targets), metrics.loss_bits(outputs, targets)))
+            masks.append(batch.scored)
+    first, second = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    counts = {"tokens": len(first), "sequences": sequences}
     if task.continuous:
-        error = metrics.normalised_error(*columns)
+        error = metrics.normalised_error(first, second)
         return {"error": error, "r2": 1 - error, **counts}
+    complete = metrics.correct_sequences(first, torch.from_numpy(np.concatenate(masks)))
     names = ("accuracy", "sequence_accuracy", "loss_bits")
+    columns = (first, complete, second)
     return {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)} | counts
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from recall_lab import checkpoint, train
+from recall_lab import checkpoint, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
 from recall_lab.model import Model
+from recall_lab.optimization import ADAMW, OptimizerFactory, ScheduleFactory
 from recall_lab.oracle import Oracle
 from recall_lab.probe import base as probing
 from recall_lab.probe.base import Probe
@@ -87,6 +88,9 @@ class TrainAndTest(Workload):
     """Makes the model from vocab, width and mixer."""
     train: Training
     test: Testing
+    optimizer: OptimizerFactory = ADAMW
+    schedule: ScheduleFactory | None = None
+    """None: a cosine over the steps after the warm-up."""
     probe: dict[str, Probe] | None = None
     seed: int = 0
     """Seed of the model's initial weights."""
@@ -95,6 +99,7 @@ class TrainAndTest(Workload):
 
     def __post_init__(self) -> None:
         _check_seeds(self.seed, self.data_seed)
+        optimization.check(self.optimizer, self.schedule, self.train.weight_decay)
 
     def untrained(self) -> Model:
         """The model with the initial weights of `seed`, on the CPU."""
@@ -115,7 +120,8 @@ class TrainAndTest(Workload):
 
         saved = space.folder / "checkpoint.pt"
         training = dataclasses.replace(self.train, cells=trained)
-        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop)
+        how = (self.optimizer, self.schedule)
+        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
         write_json(space.folder / "curve.json", curve)
         validation = Scoring(
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences

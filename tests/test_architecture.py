@@ -37,6 +37,7 @@ WITHOUT_TORCH = (
     "sweep",
     "results",
     "claim",
+    "fairness",
     "figure",
     "report",
     "cli",

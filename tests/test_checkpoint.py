@@ -34,6 +34,7 @@ def assert_equal(checkpoint: Path, curve: list[dict], uninterrupted: tuple[Model
     saved = load(checkpoint, CPU)
     torch.testing.assert_close(saved["model"], expected["model"], rtol=0, atol=0)
     torch.testing.assert_close(saved["optimizer"], expected["optimizer"], rtol=0, atol=0)
+    assert saved["schedule"] == expected["schedule"]
 
 
 @pytest.mark.parametrize("step", [0, 1, 9, 10, 13, 29])
@@ -96,7 +97,13 @@ def test_a_stop_never_saves_a_loss_that_is_not_finite(tmp_path):
 
 def test_a_checkpoint_is_one_file_of_plain_values_and_tensors(tmp_path):
     train(small_model(), TASK, UNTIL_THE_END, 0, CPU, tmp_path / "checkpoint.pt")
-    assert set(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) >= {"model", "optimizer", "step", "curve"}
+    assert set(torch.load(tmp_path / "checkpoint.pt", weights_only=True)) >= {
+        "model",
+        "optimizer",
+        "schedule",
+        "step",
+        "curve",
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
@@ -112,7 +119,9 @@ def test_a_checkpoint_that_is_damaged_or_of_another_format_is_refused(tmp_path):
         with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
             load(path, CPU)
     torch.save({"model": {}, "optimizer": {}, "curve": []}, path)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt lacks losses, seconds, step: an earlier version wrote it"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint\.pt lacks losses, schedule, seconds, step: an earlier version wrote it"
+    ):
         train(small_model(), TASK, UNTIL_THE_END, 0, CPU, path)
 
 

@@ -1,11 +1,13 @@
 """The cells of a task's grid, the streams of random numbers, and the batches that training draws from them."""
 
+import threading
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from conftest import CPU, small_model, small_training
 
-from recall_lab.data import stream, training_cells
+from recall_lab.data import ahead, arrays, stream, training_cells
 from recall_lab.data import test_cells as cells_tested
 from recall_lab.task.mqar import MQAR
 from recall_lab.train import train
@@ -104,3 +106,44 @@ def test_a_grid_of_values_means_every_combination():
 def test_impossible_cells_are_refused(cells, message):
     with pytest.raises(ValueError, match=message):
         training_cells(MQAR(), cells)
+
+
+def test_batches_prepared_ahead_are_the_same_in_the_same_order():
+    seen = []
+
+    def draw(step):
+        seen.append(step)
+        return step**2
+
+    assert list(ahead(draw, range(3, 9), 2)) == list(ahead(draw, range(3, 9), 0)) == [9, 16, 25, 36, 49, 64]
+    assert list(ahead(draw, range(1), 2)) == [0]
+    seen.clear()
+    before = threading.active_count()
+    batches = ahead(draw, range(100), 2)
+    assert [next(batches), next(batches)] == [0, 1]
+    batches.close()
+    assert seen == [0, 1, 2, 3][: len(seen)]  # at most two more than were used
+    assert threading.active_count() == before
+
+
+def test_an_error_in_the_background_is_raised_where_the_batch_is_used():
+    batches = ahead(lambda step: 1 // (2 - step), range(5), 2)
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(batches)
+
+
+def test_training_is_the_same_with_batches_prepared_ahead(monkeypatch):
+    curves = []
+    for depth in (0, 2):
+        monkeypatch.setattr("recall_lab.train.ahead", lambda draw, steps, _, depth=depth: ahead(draw, steps, depth))
+        curve = train(small_model(), MQAR(vocab=32, length=16, pairs=4), small_training(), 0, CPU)
+        curves.append([{name: x for name, x in point.items() if name != "seconds"} for point in curve])
+    assert curves[0] == curves[1]
+
+
+def test_scored_positions_are_indices_in_the_order_of_the_targets():
+    batch = MQAR(vocab=32, length=16, pairs=4).sample(3, np.random.default_rng(0))
+    tokens, scored, targets = arrays(batch)
+    assert tokens.shape == (3, 16)
+    assert batch.targets.ravel()[scored.numpy()].tolist() == targets.tolist() == batch.targets[batch.scored].tolist()

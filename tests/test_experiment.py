@@ -37,6 +37,8 @@ def sweep(name: str, size: str) -> dict[str, list[str]]:
     params = [f"{key}={value}" for key, value in composed.hydra.sweeper.params.items()]
     return {
         override.key_or_group: list(override.sweep_string_iterator())
+        if override.is_sweep_override()
+        else [override.get_value_element_as_str()]
         for override in OverridesParser.create().parse_overrides(params)
     }
 

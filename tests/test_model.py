@@ -52,7 +52,7 @@ def test_logits_of_scored_positions_only():
     model = build("softmax")
     tokens = torch.randint(24, (3, 9))
     scored = torch.rand(3, 9) < 0.4
-    assert torch.allclose(model(tokens, scored), model(tokens)[scored])
+    assert torch.allclose(model(tokens, scored.flatten().nonzero()[:, 0]), model(tokens)[scored])
 
 
 def test_tokens_of_one_position_are_added():
@@ -106,23 +106,3 @@ def test_every_mixer_of_a_list_needs_a_layer():
 def test_heads_must_divide():
     with pytest.raises(ValueError, match="d_model=9 is not divisible by heads=2"):
         Model(8, hydra.utils.instantiate(config("mixer.heads=2").mixer), d_model=9)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("mixer", names("mixer"))
-def test_gpu_trains_like_cpu(mixer):
-    """Ten steps on the same data: the losses on CUDA are close to those on the CPU."""
-    from recall_lab.task.mqar import MQAR
-    from recall_lab.train import train
-
-    training = hydra.utils.instantiate(
-        config("train.steps=10", "train.validate_every=5", "train.tokens=512").train, _convert_="all"
-    )
-    losses = []
-    for device in (torch.device("cpu"), torch.device("cuda")):
-        torch.manual_seed(0)
-        net = Model(64, hydra.utils.instantiate(config(f"mixer={mixer}").mixer), d_model=16).to(device)
-        curve = train(net, MQAR(vocab=64, length=32, pairs=4), training, 0, device)
-        losses.append([point["train_loss"] for point in curve])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-2)

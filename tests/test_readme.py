@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from recall_lab.folders import read_config
+
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.M))
@@ -29,7 +31,8 @@ def mine(tmp_path, monkeypatch):
 
 
 def test_the_readme_shows_these_files():
-    assert set(FILES) == {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
+    own = {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
+    assert set(FILES) == {*own, "mine/schedule/halving.yaml"}
 
 
 def test_the_task_fulfils_the_contract(mine):
@@ -58,15 +61,18 @@ def test_the_mixer_fulfils_the_contract(mine):
 def test_the_commands_for_own_files(mine):
     """As shown in the README, but with tiny settings."""
     commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
-    assert [line.split()[0] for line in commands] == ["show", "run"]
+    assert [line.split()[0] for line in commands] == ["run", "show", "run"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
-    small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=8"]
+    small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
     for line in commands:
         verb, *rest = line.split()
         command = [sys.executable, "-m", "recall_lab", verb, *rest, *(small if verb == "run" else [])]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert Path("outputs/backwards/report.html").exists()
+    (used,) = (read_config(path.parent) for path in Path("outputs/sgd").glob("*/config.yaml"))
+    assert used["optimizer"] == {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": 0.95, "nesterov": False}
+    assert used["schedule"]["step_size"] == 250
 
 
 def test_the_oracle_uses_the_gates_that_the_mixer_declares(mine):
@@ -90,7 +96,7 @@ def test_every_command_shown_parses():
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()
-        assert verb in ("run", "show", "report", "list", "probe")
+        assert verb in ("run", "show", "report", "list", "probe", "rates")
         if verb in ("run", "show", "probe"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]

@@ -19,7 +19,7 @@ class Answers(torch.nn.Module):
         self.logits = torch.nn.functional.one_hot(torch.from_numpy(chosen.astype(np.int64)).clamp(min=0), vocab) * 20.0
 
     def forward(self, tokens, scored):
-        return self.logits[scored]
+        return self.logits.flatten(0, 1)[scored]
 
 
 def test_retrieval_counts(rng):

@@ -143,6 +143,7 @@ def test_different_settings_have_different_folders():
         (["train.stepz=5"], "there is no setting train.stepz; did you mean train.steps?"),
         (["mixer.headz=2"], "there is no setting mixer.headz; did you mean mixer.heads?"),
         (["mixer.budget=2"], "mixer.budget has no effect with the chosen mixer: it needs a mixer that has it"),
+        (["optimizer.momentum=0"], "optimizer.momentum has no effect with the chosen optimizer: it needs an optimizer"),
         (["probe.cost.at=[1]"], "probe.cost has no effect with the chosen probe: it needs probe=[cost]"),
         (["+nonsense=1"], "there is no setting nonsense"),
         (["+train.nonsense=1"], "unexpected keyword argument 'nonsense'"),
@@ -155,6 +156,7 @@ def test_different_settings_have_different_folders():
         (["task.pairs=99", "task.length=400"], "give only 15 keys"),
         (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
         (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda, mps"),
+        (["deterministic=1"], "deterministic=1: must be true or false"),
         (["threads=0"], "threads=0: must be a whole number of at least 1"),
         (["test.tokens=0"], "test.tokens=0: must be a whole number"),
         (["train.cells=[{pears: 2}]"], "MQAR has no parameter 'pears'"),
@@ -268,8 +270,9 @@ def test_the_identity_holds_every_setting_that_determines_the_result():
     """If two data seeds shared a folder, one of them would not be run."""
     plain = composed()
     assert runner.identity(plain) == runner.identity(composed("name=other", "report=false", "select=[train.clip]"))
-    changes = ("seed=1", "data_seed=1", "threads=2", "device=cpu", "train.keep=true", "train.lr=0.1", "mixer.heads=2")
-    for change in (*changes, "task.pairs=4", "test.tokens=9", "probe=[cost]", "mixer=linear"):
+    circumstances = ("threads=2", "device=cpu", "deterministic=false", "train.keep=true")
+    changes = ("seed=1", "data_seed=1", "train.lr=0.1", "mixer.heads=2", "optimizer.eps=1e-6", "schedule=linear")
+    for change in (*changes, *circumstances, "task.pairs=4", "test.tokens=9", "probe=[cost]", "mixer=linear"):
         assert runner.identity(plain) != runner.identity(composed(change)), change
 
 

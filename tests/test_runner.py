@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import TINY
 from rich.console import Console
 
 from recall_lab import files, folders, machine, runner
 from recall_lab.cli.base import compose, resolved
+from recall_lab.optimization import Stepper
 from recall_lab.sweep import ENVIRONMENT, Sweep
-from recall_lab.train import Training
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -61,9 +62,9 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
     parent, capsys, monkeypatch
 ):
     """A run is left as interrupted by both kinds of stop; only the one of this process goes on to the caller."""
-    rate = Training.rate
+    step = Stepper.step
     for action, number in ((lambda: signal.raise_signal(signal.SIGTERM), signal.SIGTERM), (ctrl_c, signal.SIGINT)):
-        monkeypatch.setattr(Training, "rate", lambda self, step, action=action: action() or rate(self, step))
+        monkeypatch.setattr(Stepper, "step", lambda *arguments, action=action: action() or step(*arguments))
         with pytest.raises(runner.Stopped) as stopped:
             runner.execute(settings(), parent)
         assert stopped.value.args == (number,)
@@ -71,12 +72,12 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
     sweep = Sweep(parent, "command")
     sweep.begin()
     monkeypatch.setenv(ENVIRONMENT, "command")
-    monkeypatch.setattr(Training, "rate", lambda self, step: sweep.ask_to_stop(0) or rate(self, step))
+    monkeypatch.setattr(Stepper, "step", lambda *arguments: sweep.ask_to_stop(0) or step(*arguments))
     assert runner.execute(settings(), parent) == runner.FAILED
     assert sweep.last()[runner.identity(settings())]["event"] == "interrupted"
     sweep.end()
-    for alone, printed in (({}, 0), ({"alone": False}, 1)):
-        assert runner.execute(settings("task.pairs=9"), parent, **alone) == runner.FAILED
+    for job, printed in ((None, 0), (3, 1)):
+        assert runner.execute(settings("task.pairs=9"), parent, job) == runner.FAILED
         assert capsys.readouterr().out.count("failed    ") == printed
 
 
@@ -165,3 +166,19 @@ def test_a_run_that_another_process_has_is_busy_at_once(tmp_path):
         pass
     with runner.locked(tmp_path):
         pass
+
+
+def test_the_runs_of_a_sweep_are_dealt_to_the_gpus_in_turn(monkeypatch):
+    """A run alone takes the current GPU, and a GPU that is named is used by all."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    found = [str(machine.prepare(device, 1, job=job)) for device in ("auto", "cuda") for job in (None, 0, 1, 2, 3)]
+    assert found == ["cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:0"] * 2
+    assert str(machine.prepare("cuda:1", 1, job=2)) == "cuda:1"
+    assert str(machine.prepare("cpu", 1, job=2)) == "cpu"
+
+
+def test_determinism_is_a_setting():
+    for wanted in (False, True):
+        machine.prepare("cpu", 1, wanted)
+        assert torch.are_deterministic_algorithms_enabled() is wanted

@@ -107,18 +107,18 @@ def test_kill_and_rerun(monkeypatch):
         json.loads(path.read_text())
     reached = torch.load(cut / "checkpoint.pt", weights_only=True)["curve"][-1]["step"]
 
-    from recall_lab import train
+    from recall_lab.optimization import Stepper
 
     seen = []
-    rate = train.Training.rate
+    step = Stepper.step
 
-    def watched(self, step):
-        seen.append(step)
+    def watched(self, value, number):
+        seen.append(number)
         if len(seen) == 3:
             raise KeyboardInterrupt
-        return rate(self, step)
+        return step(self, value, number)
 
-    monkeypatch.setattr(train.Training, "rate", watched)
+    monkeypatch.setattr(Stepper, "step", watched)
     assert recall(*TINY, *LONG) == 130
     assert seen == [reached, reached + 1, reached + 2]
     assert sorted(states("long")) == ["finished", "interrupted"]

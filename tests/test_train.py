@@ -1,9 +1,7 @@
 """Training and evaluation: scores, learning rate, weight decay, early stopping, options."""
 
 import itertools
-import math
 from functools import partial
-from typing import ClassVar
 
 import hydra
 import numpy as np
@@ -13,13 +11,14 @@ from conftest import CPU, TASK, config, names, small_model, small_training
 from torch import nn
 
 import recall_lab.train
-from recall_lab.data import stream, training_cells
-from recall_lab.mixer.base import ShortConv
+from recall_lab.data import arrays, stream, to_device, training_cells
+from recall_lab.metrics import loss
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.model import Model
+from recall_lab.optimization import ADAMW, Cosine, Stepper
 from recall_lab.task.base import IGNORE
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import Interrupted, NotFinite, Training, evaluate, parameter_groups, train
+from recall_lab.train import NotFinite, Training, evaluate, train
 
 
 class Solver(nn.Module):
@@ -30,7 +29,7 @@ class Solver(nn.Module):
         self.task, self.shift = task, shift
 
     def forward(self, tokens, scored):
-        answer = np.roll(self.task.solve(tokens.numpy()), self.shift, axis=1)[scored.numpy()]
+        answer = np.roll(self.task.solve(tokens.numpy()), self.shift, axis=1).ravel()[scored.numpy()]
         answer = np.where(answer == IGNORE, 0, answer)
         return 20 * torch.nn.functional.one_hot(torch.from_numpy(answer).long(), self.task.vocab).float()
 
@@ -67,7 +66,8 @@ def test_r2_of_a_continuous_task():
 
     class Mean(nn.Module):
         def forward(self, tokens, scored):
-            return torch.from_numpy(task.solve(tokens.numpy())[scored.numpy()]) * 0.5
+            targets = task.solve(tokens.numpy())
+            return torch.from_numpy(targets.reshape(-1, targets.shape[-1])[scored.numpy()]) * 0.5
 
     batch = task.sample(32, stream(0, "test", {}, 0))
     targets = batch.targets[batch.scored].astype(float)
@@ -76,86 +76,6 @@ def test_r2_of_a_continuous_task():
     assert scores["error"] == pytest.approx(expected, rel=1e-4)
     assert scores["r2"] == pytest.approx(1 - expected, rel=1e-4)
     assert "accuracy" not in scores
-
-
-def test_schedule():
-    training = small_training(steps=100, warmup=0.1, lr=0.022)
-    rates = [training.rate(step) for step in range(100)]
-    assert rates[0] == pytest.approx(0.002)  # the first learning rate is one eleventh of the largest, not zero
-    assert rates[4] == pytest.approx(0.010)
-    assert rates[10] == max(rates) == pytest.approx(0.022)
-    assert rates[55] == pytest.approx(0.011)  # halfway through the cosine
-    assert rates[99] == pytest.approx(0.022 * (1 - np.cos(np.pi / 90)) / 2)
-    assert small_training(warmup=0.0).rate(0) == 0.01
-
-
-def test_the_first_step_changes_the_weights_by_the_first_learning_rate():
-    """Adam's first step moves every weight with a gradient by the learning rate: .01 / (1 + 10 × .5) here."""
-    before, one = small_model(), small_model()
-    calls = itertools.count()
-    with pytest.raises(Interrupted):
-        train(one, TASK, small_training(steps=10, warmup=0.5), 0, CPU, stop=lambda: next(calls) == 1)
-    change = (one.read_out.bias - before.read_out.bias).detach().abs()
-    assert float(change.max()) == pytest.approx(0.01 / 6, rel=1e-3)
-
-
-def decayed(model: nn.Module) -> set[str]:
-    """Names of the weights that weight decay applies to: of linear layers, embeddings, convolutions and recurrences."""
-    kinds = (nn.Linear, nn.Embedding, ShortConv)
-    weights = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
-    recurrent = {name for name, _ in model.named_parameters() if name.endswith(("input_weight", "hidden_weight"))}
-    return weights | recurrent
-
-
-def gated(mixer: str) -> Model:
-    """A small model with every norm and gate that a mixer has as an option."""
-    options = [] if mixer == "hybrid" else [f"mixer.{name}=true" for name in ("qk_norm", "output_norm", "output_gate")]
-    return small_model(mixer, overrides=options, mlp=1)
-
-
-@pytest.mark.parametrize("mixer", names("mixer"))
-def test_weight_decay_applies_only_to_weights(mixer):
-    """Norms, biases, decays, lengths and offsets are exempt."""
-    model = gated(mixer)
-    first, second = parameter_groups(model, 0.1)
-    shrinks = {id(parameter) for parameter in first["params"]}
-    assert {name for name, parameter in model.named_parameters() if id(parameter) in shrinks} == decayed(model)
-    assert len(shrinks) + len(second["params"]) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize("mixer", ["mamba2", "gated_delta"])
-def test_weight_decay_without_a_gradient(mixer, monkeypatch):
-    """Three steps with zero gradients: weights shrink by Π (1 − rate · weight_decay), nothing else moves."""
-    monkeypatch.setattr("recall_lab.train.loss", lambda logits, targets: logits.sum() * 0)
-    training = small_training(steps=3, validate_every=3, validation_sequences=1, weight_decay=0.1)
-    model = gated(mixer)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    train(model, TASK, training, 0, CPU)
-    factor = math.prod(1 - training.rate(step) * 0.1 for step in range(3))
-    for name, parameter in model.named_parameters():
-        if name in decayed(model):
-            torch.testing.assert_close(parameter.detach(), before[name] * factor, rtol=1e-6, atol=0, msg=name)
-        else:
-            assert torch.equal(parameter, before[name]), name
-    exempt = before.keys() - decayed(model)
-    assert {name.rpartition(".")[2] for name in exempt} >= {"A_log", "dt_bias", "q_length", "bias", "weight"}
-
-
-def test_parameters_that_a_module_names_are_exempt_from_weight_decay():
-    class Gate(nn.Module):
-        no_weight_decay: ClassVar[tuple[str, ...]] = ("offset",)
-
-        def __init__(self):
-            super().__init__()
-            self.offset, self.weight = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))
-            self.scale = nn.Parameter(torch.ones(3))
-
-    module = nn.Sequential(Gate(), nn.Linear(2, 2))
-    gate, linear = module
-    first, second = parameter_groups(module, 0.1)
-    assert [first["weight_decay"], second["weight_decay"]] == [0.1, 0]
-    assert {id(p) for p in first["params"]} == {id(gate.weight), id(linear.weight)}
-    assert {id(p) for p in second["params"]} == {id(gate.offset), id(gate.scale), id(linear.bias)}
 
 
 def test_a_model_is_trained_and_tested_without_hydra():
@@ -201,6 +121,32 @@ def test_impossible_settings_are_refused(changed, message):
         small_training(**changed)
 
 
+def test_the_first_loss_that_is_not_finite_is_named(monkeypatch):
+    """Losses are read at validations only; the message names the step itself."""
+    steps = itertools.count()
+    monkeypatch.setattr(
+        "recall_lab.train.loss", lambda out, targets: out.sum() * (1e-3 if next(steps) < 13 else np.nan)
+    )
+    with pytest.raises(NotFinite, match="training step 13 is nan"):
+        train(small_model(), TASK, small_training(solved=None), 0, CPU)
+    assert next(steps) == 20
+
+
+@pytest.mark.parametrize("mixer", names("mixer"))
+def test_a_training_step_and_a_trace_on_the_meta_device(mixer):
+    """There a tensor made on another device, or a value that is read, is an error."""
+    meta = torch.device("meta")
+    model = small_model(mixer).to(meta)
+    stepper = Stepper(model, ADAMW, partial(Cosine, total_iters=3), 0.01, 0.1, 1.5, 1.0)
+    for number in range(2):
+        tokens, scored, targets = to_device(arrays(TASK.sample(3, stream(0, "train", {}, number))), meta)
+        value = loss(model(tokens, scored), targets)
+        stepper.step(value, number)
+        assert value.device.type == "meta"
+    source = torch.zeros(3, 16, dtype=torch.long, device=meta)
+    assert {trace.o.device.type for trace in model.trace(tokens, source)} == {"meta"}
+
+
 def test_bf16_and_compile_are_options():
     curve = train(small_model(), TASK, small_training(steps=10, bf16=True), 0, CPU)
     assert np.isfinite(curve[-1]["train_loss"])
@@ -213,3 +159,19 @@ def test_impossible_training_cells_are_logged_once_in_a_run(caplog):
     assert [message.count("length=2, pairs=1: ") for message in caplog.messages] == [1]
     train(small_model(), TASK, small_training(steps=1), 0, CPU)
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("mixer", ["kda", "gla", "rwkv7", "mesa", "lstm", "rnn", "heavy_hitter"])
+def test_mechanisms_that_take_minutes_to_compile_are_refused(mixer):
+    with pytest.raises(ValueError, match=r"^train.compile=true is not possible with \w+: torch.compile would take"):
+        train(small_model(mixer), TASK, small_training(compile=True), 0, CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_compiled_model_trains_like_an_uncompiled_one():
+    losses = []
+    for compiled in (False, True):
+        curve = train(small_model("linear"), TASK, small_training(steps=10, compile=compiled), 0, CPU)
+        losses.append(curve[-1]["train_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

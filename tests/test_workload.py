@@ -34,6 +34,8 @@ def test_the_yaml_of_a_workload_names_exactly_its_fields(kind):
     ("arguments", "message"),
     [
         (["model.layers=1"], "model.layers has no effect in this kind of run"),
+        (["optimizer=sgd"], "optimizer has no effect in this kind of run"),
+        (["schedule.total_iters=5"], "schedule.total_iters has no effect in this kind of run"),
         (["train.steps=5"], "train.steps has no effect in this kind of run"),
         (["test.tokens=5"], "test.tokens has no effect in this kind of run"),
         (["task=needle"], "task has no effect in this kind of run"),
@@ -193,6 +195,10 @@ def test_a_nested_target_is_checked_too():
         building.check_targets("mixer", {"first": {"_target_": "os.system"}})
     with pytest.raises(ValueError, match=r"probe\.mine\._target_=os\.system"):
         building.check_targets("probe", {"mine": {"_target_": "os.system"}})
+    for part, target in (("optimizer", "os.system"), ("optimizer", "torch.nn.GRU"), ("schedule", "torch.optim.SGD")):
+        with pytest.raises(ValueError, match=rf"^{part}\._target_={target}: must be "):
+            building.check_targets(part, {"_target_": target})
+    building.check_targets("optimizer", {"_target_": "torch.optim.SGD"})
     building.check_targets("mixer", {"first": {"_target_": "torch.nn.GRU"}})  # a plain module, where modules are built
 
 

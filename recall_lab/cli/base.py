@@ -1,15 +1,18 @@
 """What the verbs share: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
 
+import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from recall_lab.checks import choice, require
+from recall_lab.checks import choice, flag, require
 from recall_lab.files import CONF
 from recall_lab.folders import Config
 from recall_lab.messages import no_setting
@@ -20,9 +23,15 @@ SIZES = ("small", "large")
 PLACEMENT = ("name", "root")
 """The settings that determine the folder of a sweep."""
 
-GENERAL = (*PLACEMENT, "report", "select", "device", "threads")
+GENERAL = (*PLACEMENT, "report", "select", "device", "threads", "deterministic")
 """Settings that every kind of run uses."""
 
+
+RATES = Path(__file__).parents[1] / "rates.yaml"
+"""task → mixer → learning rate."""
+
+DEFAULT_RATE = 1e-2
+"""The rate of a mechanism or task that was not studied."""
 
 MISSING = object()
 """What a lookup gives where there is no such setting; None is a value."""
@@ -35,6 +44,40 @@ def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
 
 
 OmegaConf.register_new_resolver("sized", sized, replace=True)
+
+
+def studied_rate(*, _root_: DictConfig) -> float:
+    """`${studied_rate:}` in a configuration: the rate in rates.yaml of its task and mixer, or DEFAULT_RATE and a note.
+
+    A variant (delta_rule/neg_eigval) without a rate of its own has that of its mechanism.
+    """
+    task, mechanism = (str(_root_[part]._target_).split(".")[-2] for part in ("task", "mixer"))
+    studied = read_rates().get(task, {})
+    for name in studied:
+        if name.startswith(f"{mechanism}/") and _is_variant(_root_.mixer, CONF / "mixer" / f"{name}.yaml"):
+            return studied[name]
+    if mechanism not in studied:
+        _note(f"the learning rate of {mechanism} on {task} was not studied: train.lr={DEFAULT_RATE:g}")
+    return studied.get(mechanism, DEFAULT_RATE)
+
+
+def _is_variant(mixer: DictConfig, path: Path) -> bool:
+    own = OmegaConf.load(path)
+    assert isinstance(own, DictConfig)
+    return all(mixer.get(str(key)) == own[key] for key in own if key not in ("defaults", "_target_"))
+
+
+@cache
+def _note(line: str) -> None:
+    sys.stderr.write(f"recall-lab: note: {line}\n")
+
+
+def read_rates() -> dict[str, dict[str, float]]:
+    """The content of rates.yaml."""
+    return yaml.safe_load(RATES.read_text(encoding="utf-8"))
+
+
+OmegaConf.register_new_resolver("studied_rate", studied_rate, replace=True)
 
 
 def parse(overrides: Iterable[str]) -> list[Override]:
@@ -77,6 +120,7 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     circumstances = {
         "device": config.device,
         "threads": config.threads,
+        "deterministic": config.deterministic,
         "choice": {"task": task, "mixer": choices["mixer"]},
     }
     return {str(key): value for key, value in settings.items()} | circumstances
@@ -89,6 +133,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
     """
     _refuse_twice(overrides)
     _refuse_unknown(config)
+    flag("deterministic", config.deterministic)
     used = {str(key) for key in config.workload if not str(key).startswith("_")}
     given = {override.key_or_group for override in overrides}
     for key in sorted(given):
@@ -119,7 +164,13 @@ def _refuse_twice(overrides: list[Override]) -> None:
 
 
 def _refuse_unknown(config: DictConfig) -> None:
-    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {"task", "mixer", "workload"}
+    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {
+        "task",
+        "mixer",
+        "optimizer",
+        "schedule",
+        "workload",
+    }
     for name in sorted({str(key) for key in config} - known):
         raise ValueError(no_setting(name))
 

@@ -11,7 +11,8 @@ from recall_lab.checks import require
 from recall_lab.cli.base import compose
 from recall_lab.files import CONF
 
-GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "experiment": "experiments"}
+GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "optimizer": "optimizers",
+          "schedule": "schedules", "experiment": "experiments"}  # fmt: skip
 
 
 def listing(group: str | None = None) -> str:
@@ -50,9 +51,10 @@ def facts(mixer: str) -> list[str]:
 
 
 def describe(path: Path) -> str:
-    """The docstring of a yaml's `_target_`, read without importing it; without one, the yaml's leading comment."""
+    """The docstring of a yaml's `_target_`, read without importing it; without one, or for a class of torch, the yaml's
+    leading comment."""
     target = OmegaConf.select(OmegaConf.load(path), "_target_")
-    if target is None:
+    if target is None or str(target).startswith("torch."):
         comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         return "\n".join(line for line in comments if not line.startswith("@package"))
     module, _, name = target.rpartition(".")

@@ -72,7 +72,7 @@ def _probe_run(run: Path, words: list[str], overrides: list[Override], config_di
     swapped = config["mixer"] != trained["mixer"]
     _refuse_without_effect({override.key_or_group for override in overrides}, bool(config["probe"]), swapped)
     name = f"{run.name} {mixer}" + (f" with the weights of {trained['choice']['mixer']}" if swapped else "")
-    device = machine.prepare(config["device"], config["threads"])
+    device = machine.prepare(config["device"], config["threads"], config.get("deterministic", True))
     target = {"_target_": "recall_lab.workload.ProbeRun", "swapped": mixer if swapped else ""}
     with logging_to(run / "run.log"):  # tracebacks
         outcome = build(config | target).run(Workspace(run, device))

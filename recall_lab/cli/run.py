@@ -85,8 +85,8 @@ def app(config: DictConfig) -> float:
         f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
         "give one name=…, or run the commands one by one",
     )
-    alone = hydra_config.mode != RunMode.MULTIRUN
-    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
+    job = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else None
+    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, job)
 
 
 def main(arguments: list[str]) -> int:

@@ -67,6 +67,10 @@ class Mixer(nn.Module, ABC):
     They have no effect where gates are given as numbers."""
     position_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that encode the positions of tokens in q and k, or in their products."""
+    compiles: ClassVar[bool] = True
+    """Whether torch.compile takes less than about a minute for it; train.compile=true is refused otherwise.
+
+    Its time grows with the number of operations, which for a loop over positions or blocks grows with the length."""
     no_weight_decay: ClassVar[tuple[str, ...]] = ()
     """Names of the mechanism's own parameters with two or more axes that are exempt from weight decay.
 

@@ -20,6 +20,7 @@ class GLA(MatrixMemory):
     Source: Yang et al., arXiv 2312.06635.
     """
 
+    compiles: ClassVar[bool] = False
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0}
 
     def __post_init__(self) -> None:

@@ -27,6 +27,7 @@ class HeavyHitter(Budget):
     Source: Zhang et al., arXiv 2306.14048; related: Scissorhands, Liu et al., arXiv 2305.17118.
     """
 
+    compiles: ClassVar[bool] = False
     least_budget: ClassVar[int] = 3
     gaps: ClassVar[bool] = True
 

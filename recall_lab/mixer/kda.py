@@ -26,6 +26,7 @@ class KDA(MatrixMemory):
     qk_norm: bool = True
     conv_activation: bool = True
 
+    compiles: ClassVar[bool] = False
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "beta": 1.0}
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class LSTM(Mixer):
     whose bias starts at 1.
     """
 
+    compiles: ClassVar[bool] = False
     linear_in_v: ClassVar[bool] = False
     no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 

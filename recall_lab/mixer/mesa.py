@@ -37,6 +37,7 @@ class Mesa(Mixer):
     qk_norm: bool = True
     conv_activation: bool = True
 
+    compiles: ClassVar[bool] = False
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "write": 1.0, "ridge": 1e-4}
     no_weight_decay: ClassVar[tuple[str, ...]] = ("ridge",)
 
@@ -51,8 +52,7 @@ class Mesa(Mixer):
     def gates(self, x: Hidden) -> Gates:
         """log_decay log γ and write β: b h t each; ridge, the diagonal of Λ: b h t k."""
         ridge = (F.softplus(self.ridge) + 0.25)[:, None].expand(x.shape[0], -1, x.shape[1], -1)
-        write = torch.sigmoid(self.b_proj(x)).transpose(1, 2)
-        return {"log_decay": self.decay(x)[0], "write": write, "ridge": ridge}
+        return {"log_decay": self.decay(x)[0], "write": torch.sigmoid(self.b_proj(x)).transpose(1, 2), "ridge": ridge}
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state

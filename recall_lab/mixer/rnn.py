@@ -19,6 +19,7 @@ class RNN(Mixer):
     Source: Elman, Cognitive Science 14 (1990). U is orthogonal at the start.
     """
 
+    compiles: ClassVar[bool] = False
     linear_in_v: ClassVar[bool] = False
     no_weight_decay: ClassVar[tuple[str, ...]] = ("bias",)
 

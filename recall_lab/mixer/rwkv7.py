@@ -26,6 +26,7 @@ class RWKV7(MatrixMemory):
     Source: Peng et al., arXiv 2503.14456.
     """
 
+    compiles: ClassVar[bool] = False
     neutral_gates: ClassVar[Mapping[str, float]] = {"log_decay": 0.0, "a": 1.0}
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from recall_lab import metrics
 from recall_lab.checks import require, whole_number
-from recall_lab.data import arrays
+from recall_lab.data import arrays, to_device
 from recall_lab.probe.base import Row, bins
 from recall_lab.probe.rows import mean_row, share_row
 from recall_lab.task.base import IGNORE, Batch
@@ -40,7 +40,7 @@ def retrieval(
     """
     whole_number("values", values)
     device = next(model.parameters()).device
-    tokens, scored, targets = arrays(batch, device)
+    tokens, scored, targets = to_device(arrays(batch), device)
     outputs = model(tokens, scored).float()
     bad = int((~outputs.isfinite()).sum())
     require(not bad, f"{bad} of the model's {outputs.numel()} outputs are not finite")
@@ -54,7 +54,7 @@ def retrieval(
         metric, row, score = "accuracy", share_row, hits.cpu().numpy()
         rows = [
             share_row(metric, score, sequence),
-            share_row("sequence_accuracy", metrics.correct_sequences(hits, scored)),
+            share_row("sequence_accuracy", metrics.correct_sequences(hits.cpu(), torch.from_numpy(batch.scored))),
             mean_row("loss_bits", metrics.loss_bits(outputs, targets), sequence),
         ]
     for factor in by:

@@ -47,7 +47,7 @@ class Plain(nn.Module):
             qkv = self.conv[i](qkv.transpose(1, 2))[:, :, : x.shape[1]].transpose(1, 2)
             q, k, v = (part.unsqueeze(1) for part in qkv.split(WIDTH, dim=-1))
             x = x + self.o[i](F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
-        return self.read_out(self.norms[-1](x[scored]))
+        return self.read_out(self.norms[-1](x.flatten(0, 1)[scored]))
 
 
 def fastest(*jobs, rounds: int = 30) -> list[float]:
@@ -64,7 +64,7 @@ def fastest(*jobs, rounds: int = 30) -> list[float]:
 
 def step_of(net: nn.Module, ours: bool):
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-    tokens, scored, targets = arrays(TASK.sample(BATCH, stream(0, "train", {}, 0)), torch.device("cpu"))
+    tokens, scored, targets = arrays(TASK.sample(BATCH, stream(0, "train", {}, 0)))
     score = loss if ours else F.cross_entropy
 
     def step():

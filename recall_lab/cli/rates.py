@@ -1,0 +1,109 @@
+"""`recall-lab rates`: the learning rate of every mechanism on every task, chosen on validation and kept in rates.yaml.
+
+The small sizes of the experiments read that file by `${studied_rate:}`, so that each mechanism is trained at a rate
+that suits it, without a sweep of rates in every run.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from recall_lab.checks import require
+from recall_lab.cli.base import RATES, read_rates
+from recall_lab.files import CONF, write_text
+
+GRID = (3e-3, 1e-2, 3e-2)
+"""The rates that a study begins with."""
+
+LADDER = [float(f"{digit}e{power}") for power in range(-5, 1) for digit in (1, 3)]
+"""The rates by which a study extends its grid, up to its ends."""
+
+SAME = 0.001
+"""Scores that differ by less are equal."""
+
+
+def write(found: Mapping[str, Mapping[str, float]]) -> None:
+    """Adds rates to rates.yaml; a rate of the same task and mixer is replaced."""
+    rates = read_rates()
+    for task, own in found.items():
+        rates[task] = {**rates.get(task, {}), **own}
+    first = RATES.read_text(encoding="utf-8").partition("\n")[0]
+    write_text(RATES, first + "\n" + yaml.safe_dump(rates, default_flow_style=None, sort_keys=False, width=110))
+
+
+def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable[[list[str]], int]) -> int:
+    """Trains the mechanisms of each experiment over GRID at its small size, extends the grid of those whose best rate
+    is at its edge, writes the best rates to rates.yaml and returns the exit status.
+
+    overrides  settings for all runs (seed=0, train.steps=400, mixer=…); the runs are in outputs/rates_EXPERIMENT
+    launch     does what `recall-lab run` does with these words, and returns its exit status
+    """
+    from recall_lab import report
+
+    known = [path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if "studied_rate" in path.read_text()]
+    for name in experiments:
+        require(name in known, f"{name}: must be an experiment that trains: {', '.join(known)}")
+    code = 0
+    for name in experiments:
+        folder = Path("outputs", f"rates_{name}")
+        untested = ["test.tokens=1", "test.sequences=1"]  # the choice is made on validation
+        common = ["-m", f"experiment={name}", f"name=rates_{name}", "report=false", *untested]
+        grids: dict[str, set[float]] = {}
+        wanted = {"": set(GRID)}
+        while wanted:
+            for mixers, rates in wanted.items():
+                only = [f"mixer={mixers}", *(word for word in overrides if not word.startswith("mixer="))]
+                grid = ",".join(f"{rate:g}" for rate in sorted(rates))
+                code = max(code, launch([*common, *(only if mixers else overrides), f"train.lr={grid}"]))
+            scores = _scores(folder)
+            grids, before = {f"{t} {m}": set(own) for (t, m), own in scores.items()}, grids
+            wanted = _extended(scores) if grids != before else {}
+        found: dict[str, dict[str, float]] = {}
+        for (task, mixer), own in scores.items():
+            found.setdefault(task, {})[mixer] = best(own)
+        write(found)
+        print(report.make(folder).text)
+        print(f"\n{RATES}: {found}")
+    return code
+
+
+def _scores(folder: Path) -> dict[tuple[str, str], dict[float, float]]:
+    """(task, mixer) → rate → validation score, the mean over cells, seeds and the other axes of the experiment."""
+    from recall_lab.results import SCORES, collect
+
+    table = collect(folder)
+    rows = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    runs = rows.groupby(["task", "mixer", "train.lr", "run"])["value"].mean()
+    scores: dict[tuple[str, str], dict[float, float]] = {}
+    for (task, mixer, rate), score in runs.groupby(level=[0, 1, 2]).mean().items():
+        scores.setdefault((task, mixer), {})[float(rate)] = float(score)
+    return scores
+
+
+def best(scores: Mapping[float, float]) -> float:
+    """The rate with the highest score; of several with the same (up to SAME), the one nearest the grid's middle."""
+    top = max(scores.values())
+    middle = math.sqrt(min(scores) * max(scores))
+    return min((rate for rate in scores if scores[rate] >= top - SAME), key=lambda rate: abs(math.log(rate / middle)))
+
+
+def beyond(scores: Mapping[float, float]) -> float | None:
+    """The next rate to try where the best one is at the edge of its grid, on the ladder 1, 3, 10, 30 …; else None."""
+    chosen = best(scores)
+    if len(scores) > 1 and chosen == max(scores):
+        return next((rate for rate in LADDER if rate > 1.5 * chosen), None)
+    if len(scores) > 1 and chosen == min(scores):
+        return next((rate for rate in reversed(LADDER) if rate < chosen / 1.5), None)
+    return None
+
+
+def _extended(scores: Mapping[tuple[str, str], Mapping[float, float]]) -> dict[str, set[float]]:
+    """Mixers, joined by commas → the rate by which their grid grows."""
+    growing: dict[float, list[str]] = {}
+    for (_, mixer), own in scores.items():
+        rate = beyond(own)
+        if rate is not None:
+            growing.setdefault(rate, []).append(mixer)
+    return {",".join(mixers): {rate} for rate, mixers in growing.items()}

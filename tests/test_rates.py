@@ -1,0 +1,108 @@
+"""Studied learning rates: the file, the resolver that reads it, and the study that extends its grid."""
+
+import shutil
+
+import pytest
+import yaml
+from conftest import CONF, config
+from hydra import compose, initialize_config_dir
+
+from recall_lab.cli import base, rates
+
+TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((CONF / "experiment").glob("*.yaml"))}
+OTHERS = ("\nselect: []", "\ntrain: {steps: 1,")
+TRAINED = [name for name, text in TEXTS.items() if "\ntrain:" in text and not any(x in text for x in OTHERS)]
+"""The experiments that train, without those that study another setting at one rate, or take a single step."""
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of rates.yaml that a test may change."""
+    path = tmp_path / "rates.yaml"
+    shutil.copy(base.RATES, path)
+    for module in (base, rates):
+        monkeypatch.setattr(module, "RATES", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen", "following"),
+    [
+        ({0.003: 0.2, 0.01: 0.5, 0.03: 0.4}, 0.01, None),
+        ({0.003: 0.2, 0.01: 0.5, 0.03: 0.6}, 0.03, 0.1),
+        ({0.003: 0.7, 0.01: 0.5, 0.03: 0.6}, 0.003, 0.001),
+        ({0.001: 0.7, 0.003: 0.5, 0.01: 0.5}, 0.001, 0.0003),
+        ({0.003: 1.0, 0.01: 1.0, 0.03: 0.9995}, 0.01, None),  # equally good: the middle one
+        ({0.003: 0.5, 0.01: 1.0, 0.03: 1.0}, 0.01, None),
+        ({0.3: 0.5, 3.0: 0.6}, 3.0, None),  # the end of all grids
+        ({0.01: 0.5}, 0.01, None),
+    ],
+)
+def test_the_best_rate_and_the_next_to_try(scores, chosen, following):
+    assert rates.best(scores) == chosen
+    assert rates.beyond(scores) == following
+
+
+def peak(mixer: str, rate: float) -> float:
+    """A score whose best rate is 0.001 for softmax, 0.01 for linear, 0.1 for all others."""
+    best = {"softmax": -3, "linear": -2}.get(mixer, -1)
+    return 0.9 - abs(float(f"{rate:.0e}".partition("e")[2]) + (0.5 if f"{rate:g}"[-1] == "3" else 0) - best) / 10
+
+
+def test_a_study_extends_its_grid_until_the_best_rate_is_an_inner_one(copied, monkeypatch, capsys):
+    tried: dict[str, list[float]] = {mixer: [] for mixer in ("softmax", "linear", "rnn")}
+
+    def trained(words):
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        assert given["experiment"] == "updates"
+        assert given["seed"] == "0"
+        for mixer in given.get("mixer", "softmax,linear,rnn").split(","):
+            tried[mixer] += map(float, given["train.lr"].split(","))
+        return 0
+
+    def scores(folder):
+        assert folder.name == "rates_updates"
+        return {("updates", mixer): {rate: peak(mixer, rate) for rate in own} for mixer, own in tried.items()}
+
+    monkeypatch.setattr(rates, "_scores", scores)
+    monkeypatch.setattr("recall_lab.report.make", lambda folder: type("Made", (), {"text": "the report"}))
+    assert rates.study(["updates"], ["seed=0"], trained) == 0
+    assert {mixer: sorted(own) for mixer, own in tried.items()} == {
+        "softmax": [0.0003, 0.001, 0.003, 0.01, 0.03],
+        "linear": [0.003, 0.01, 0.03],
+        "rnn": [0.003, 0.01, 0.03, 0.1, 0.3],
+    }
+    before = yaml.safe_load(base.RATES.read_text("utf-8"))
+    own = base.read_rates()
+    assert own["updates"] == {**before["updates"], "softmax": 0.001, "linear": 0.01, "rnn": 0.1}
+    assert copied.read_text("utf-8").startswith("# task: mixer: learning rate.")
+    assert "the report" in capsys.readouterr().out
+
+
+def test_only_experiments_that_train_are_studied():
+    with pytest.raises(ValueError, match="capacity: must be an experiment that trains: copying, needle, quickstart"):
+        rates.study(["capacity"], [], lambda words: 0)
+
+
+def test_a_configuration_reads_the_rate_of_its_task_and_mixer(copied, capsys):
+    rates.write({"updates": {"linear": 0.05, "delta_rule": 0.02, "delta_rule/neg_eigval": 0.07}})
+    for mixer, rate in (("linear", 0.05), ("delta_rule", 0.02), ("delta_rule/neg_eigval", 0.07)):
+        assert config("experiment=updates", f"mixer={mixer}", "seed=901").train.lr == rate
+    assert config("experiment=updates", "mixer=gated_linear/fixed_decay").train.lr == 0.01  # that of gated_linear
+    assert capsys.readouterr().err == ""
+    assert config("experiment=updates", "mixer=kda").train.lr == base.DEFAULT_RATE
+    assert "kda on updates was not studied: train.lr=0.01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_trained_experiment_uses_studied_rates_and_sweeps_rates_in_its_large_size(name):
+    grids = []
+    for size in ("small", "large"):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            composed = compose("config", [f"experiment={name}", f"size={size}"], return_hydra_config=True)
+        grids.append(composed.hydra.sweeper.params["train.lr"])
+        mixers = str(composed.hydra.sweeper.params.get("mixer", "window")).split(",")
+    assert grids[0] == "${studied_rate:}"
+    assert {0.003, 0.01, 0.03} <= set(map(float, grids[1].split(",")))
+    task = str(composed.task._target_).split(".")[-2]
+    assert set(mixers) <= set(base.read_rates()[task])
