@@ -31,6 +31,7 @@ MECHANISMS = [path for path in FILES if path.parent.name == "mixer" and path.ste
 WITHOUT_TORCH = (
     "theory",
     "messages",
+    "provenance",
     "task",
     "folders",
     "series",

@@ -11,7 +11,7 @@ import torch
 from command_line import SERIAL, TINY, command, recall, run_folders, shell
 from conftest import CONF
 
-from recall_lab import files, folders, machine, report, runner
+from recall_lab import files, folders, provenance, report, runner
 from recall_lab.cli.base import compose, resolved
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -267,10 +267,10 @@ def test_a_run_of_another_format_is_refused(capsys):
 def test_the_identity_holds_every_setting_that_determines_the_result():
     """If two data seeds shared a folder, one of them would not be run."""
     plain = composed()
-    assert runner.identity(plain) == runner.identity(composed("name=other", "report=false", "select=[train.clip]"))
+    assert folders.identity(plain) == folders.identity(composed("name=other", "report=false", "select=[train.clip]"))
     changes = ("seed=1", "data_seed=1", "threads=2", "device=cpu", "train.keep=true", "train.lr=0.1", "mixer.heads=2")
     for change in (*changes, "task.pairs=4", "test.tokens=9", "probe=[cost]", "mixer=linear"):
-        assert runner.identity(plain) != runner.identity(composed(change)), change
+        assert folders.identity(plain) != folders.identity(composed(change)), change
 
 
 def composed(*overrides: str) -> dict:
@@ -286,4 +286,4 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert machine.version("recall_lab") == "unknown"
+    assert provenance.version("recall_lab") == "unknown"

@@ -141,6 +141,7 @@ def test_two_processes_never_work_on_one_run(capsys):
 
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
+    files.write_json(folder / "status.json", files.read_json(folder / "status.json") | {"state": "running"})
     before = (folder / "status.json").read_text()
     with FileLock(folder / ".lock"):
         assert recall(*TINY) == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -13,6 +14,7 @@ from recall_lab.checks import choice, require
 from recall_lab.files import CONF
 from recall_lab.folders import Config
 from recall_lab.messages import no_setting
+from recall_lab.sweep import Sweep, current
 
 SIZES = ("small", "large")
 """Values of `size`: `${sized:a,b}` is a for small and b for large."""
@@ -82,6 +84,21 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     return {str(key): value for key, value in settings.items()} | circumstances
 
 
+def job(config: DictConfig) -> tuple[Config, Sweep]:
+    """The settings of one job, composed by Hydra and with its part in place, and the sweep that it belongs to.
+
+    Raises ValueError where the job's folder is not the sweep's: of several experiments each may set its own name.
+    """
+    parent = Path(str(config.root), str(config.name))
+    sweep = current(parent)
+    require(
+        sweep.private.is_dir(),
+        f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
+        "give one name=…, or run the commands one by one",
+    )
+    return resolved(config, dict(HydraConfig.get().runtime.choices)), sweep
+
+
 def refuse(config: DictConfig, overrides: list[Override]) -> None:
     """Raises ValueError for an override that would be ignored, naming it and what has an effect instead.
 
@@ -96,7 +113,8 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
         if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
             raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
     for name in config.select:
-        require(OmegaConf.select(config, str(name), default=MISSING) is not MISSING, f"select: {no_setting(str(name))}")
+        if OmegaConf.select(config, str(name), default=MISSING) is MISSING:
+            raise ValueError(f"select: {no_setting(str(name))}")
     if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
         raise ValueError("size has no effect here: only experiments with ${sized:…} in a setting have two sizes")
     if "oracle" in used:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recall_lab import folders
 from recall_lab.checks import require
-from recall_lab.cli.base import PLACEMENT, parse, refuse, resolved, sized
+from recall_lab.cli.base import PLACEMENT, job, parse, refuse, sized
 from recall_lab.files import CONF
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
@@ -72,21 +72,14 @@ def _refuse_placement(swept: list[str]) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
-    """One job: one run in its folder. Returns its validation loss.
-
-    Raises ValueError where that folder is not the sweep's: of several experiments each may set its own name.
-    """
+    """One job: one run in its folder. Returns its validation loss. Raises what `base.job` raises."""
+    settings, sweep = job(config)
+    loss = sweep.found(settings)
+    if loss is not None:
+        return loss
     from recall_lab import runner
 
-    hydra_config = HydraConfig.get()
-    parent = Path(str(config.root), str(config.name))
-    require(
-        current(parent).private.is_dir(),
-        f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
-        "give one name=…, or run the commands one by one",
-    )
-    alone = hydra_config.mode != RunMode.MULTIRUN
-    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, alone)
+    return runner.execute(settings, sweep.folder, alone=HydraConfig.get().mode != RunMode.MULTIRUN)
 
 
 def main(arguments: list[str]) -> int:
@@ -184,9 +177,13 @@ def _started() -> int:
 def _stop_all(number: int, frame: FrameType | None) -> None:
     """The first signal makes all runs save checkpoints before this process ends; a second signal ends it at once."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.default_int_handler)
+        signal.signal(each, _end_at_once)
     if Preflight.sweep is not None:
         Preflight.sweep.ask_to_stop()
+    raise KeyboardInterrupt(number)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
@@ -198,7 +195,7 @@ def finish(sweep: Sweep, wanted: bool) -> int:
     for line in dict.fromkeys(line for event in last.values() if event["event"] == "finished"
                               for line in event["text"].splitlines()):  # fmt: skip
         print_line(f"note: {line}")
-    if wanted and folders.with_rows(sweep.folder):
+    if wanted and any(run.has_rows for run in folders.runs(sweep.folder)):
         from recall_lab import report
 
         made = report.make(sweep.folder)

@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recall_lab.checks import require
+from recall_lab.folders import Row
 from recall_lab.mixer.base import Trace
-from recall_lab.results import Row
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE, Batch
 
