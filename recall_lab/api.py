@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from recall_lab import checkpoint, figure, folders, machine, results, runner
 from recall_lab.building import build
 from recall_lab.checks import require
-from recall_lab.cli.base import compose, parse, refuse, resolved
+from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
 from recall_lab.messages import ERRORS, one_line
 from recall_lab.mixer.base import Trace
 from recall_lab.model import Model
@@ -29,9 +29,9 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
     try:
         config = compose(overrides, config_dir, with_hydra=True)
         refuse(config, parse(overrides))
+        parent = sweep_folder(config)
     except ERRORS as error:
         raise ValueError(one_line(error)) from error
-    parent = Path(str(config.root), str(config.name))
     folders.claim(parent, [str(name) for name in config.select])
     settings = resolved(config, dict(config.hydra.runtime.choices))
     runner.execute(settings, parent)

@@ -179,7 +179,8 @@ def _missing(runs: Iterable[folders.Run]) -> Iterator[str]:
         if state not in ("finished", "damaged"):
             reasons = [run.status["error"]] if run.status.get("error") else run.status.get("missing", [])
             because = f": {'; '.join(reasons)}" if reasons else ""
-            yield f"{run.describe()} is {state}{because}"
+            removed = f" (to leave it out, delete {run.path})" if state == "failed" else ""
+            yield f"{run.describe()} is {state}{because}{removed}"
 
 
 def _provenance(table: pd.DataFrame) -> str:

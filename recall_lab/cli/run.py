@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,13 +18,12 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from recall_lab import folders
+from recall_lab import folders, messages
 from recall_lab.checks import require
-from recall_lab.cli.base import PLACEMENT, job, parse, refuse, sized
+from recall_lab.cli.base import PLACEMENT, job, parse, refuse, sized, sweep_folder
 from recall_lab.files import CONF
-from recall_lab.messages import ERRORS, one_line, print_error, print_line
+from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
 
@@ -43,7 +43,7 @@ class Preflight(Callback):
             _refuse_placement([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
             refuse(config, overrides)
             sized(None, None, _root_=config)
-            folder = _folder(config)
+            folder = sweep_folder(config)
             folders.claim(folder, [str(name) for name in config.select])
             Preflight.sweep, Preflight.report = current(folder), bool(config.report)
             Preflight.sweep.begin()
@@ -52,13 +52,6 @@ class Preflight(Callback):
             raise SystemExit(print_error(error)) from error
 
     on_multirun_start = on_run_start
-
-
-def _folder(config: DictConfig) -> Path:
-    try:
-        return Path(str(config.root), str(config.name))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"name and root must be known before the first run starts: {one_line(error)}") from error
 
 
 def _refuse_placement(swept: list[str]) -> None:
@@ -87,6 +80,7 @@ def main(arguments: list[str]) -> int:
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
     options, words = options_first(arguments)
+    messages.OWN[:] = [Path(folder) for word, folder in pairwise(options) if word in ("--config-dir", "-cd")]
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
     Preflight.sweep = None
     code = _launch()

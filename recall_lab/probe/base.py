@@ -50,11 +50,6 @@ def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.
     return rows
 
 
-def run_trace(probes: Iterable[Probe], trace: Trace, rng: np.random.Generator) -> list[Row]:
-    """Runs every probe on one trace and returns their rows. Raises ProbeError at the first probe that fails."""
-    return [row for probe in probes for row in run_on_trace(probe, trace, rng)]
-
-
 def run_on_trace(probe: Probe, trace: Trace, rng: np.random.Generator) -> list[Row]:
     """Runs one probe on one trace and returns its rows, with the probe's name in the column `probe`.
 
