@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from recall_lab import checkpoint, figure, folders, machine, results, runner
 from recall_lab.building import build
 from recall_lab.checks import require
-from recall_lab.cli.base import compose, parse, refuse, resolved
+from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
 from recall_lab.messages import ERRORS, one_line
 from recall_lab.mixer.base import Trace
 from recall_lab.model import Model
@@ -29,16 +29,17 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
     try:
         config = compose(overrides, config_dir, with_hydra=True)
         refuse(config, parse(overrides))
+        parent = sweep_folder(config)
     except ERRORS as error:
         raise ValueError(one_line(error)) from error
-    parent = Path(str(config.root), str(config.name))
     folders.claim(parent, [str(name) for name in config.select])
     settings = resolved(config, dict(config.hydra.runtime.choices))
     runner.execute(settings, parent)
-    run = parent / runner.identity(settings)
-    state = folders.status(run)
-    if state["state"] not in folders.HAS_ROWS:
-        raise RuntimeError(f"{run} is {state['state']}: {state.get('error', 'another process is working on it')}")
+    path = parent / folders.identity(settings)
+    run = folders.Run(path, folders.status(path))
+    if not run.has_rows:
+        reason = run.status.get("error", "another process is working on it")
+        raise RuntimeError(f"{path} is {run.status['state']}: {reason}")
     table = pd.DataFrame(results.run_rows(run))
     return table.assign(series=results.series(table))
 
@@ -73,7 +74,7 @@ class OpenRun:
     @property
     def table(self) -> pd.DataFrame:
         """The run's rows, with its settings as columns."""
-        return pd.DataFrame(results.run_rows(self.path))
+        return pd.DataFrame(results.run_rows(folders.Run(self.path, folders.status(self.path))))
 
     def trace(self, batch: Batch) -> list[Trace]:
         """The inputs and outputs of each layer's mixer on the batch."""

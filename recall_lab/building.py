@@ -6,6 +6,9 @@ this process call anything but tasks, mixers, models and the like.
 
 import dataclasses
 import inspect
+import logging
+import typing
+from collections.abc import Iterator
 from typing import Any
 
 import hydra
@@ -21,6 +24,8 @@ from recall_lab.oracle import Oracle, ineffective_options
 from recall_lab.task.base import Task
 from recall_lab.train import Testing, Training
 from recall_lab.workload import Workload
+
+logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it would print errors that `_located` raises
 
 KINDS: dict[str, type] = {
     "task": Task,
@@ -71,7 +76,8 @@ def _located(name: str, target: object) -> Any:
     try:
         return hydra.utils.get_object(str(target))
     except Exception as error:
-        raise ValueError(f"{name}={target} cannot be imported: {one_line(error)}") from error
+        cause = one_line(error.__cause__ or error)
+        raise ValueError(f"{name}={target} cannot be imported: {cause}") from error
 
 
 def _belongs(found: object, kind: str, within: bool) -> bool:
@@ -82,8 +88,17 @@ def _belongs(found: object, kind: str, within: bool) -> bool:
         plain = issubclass(found, nn.Module) and found.__module__.startswith("torch.nn.")
         return (wanted is not None and issubclass(found, wanted)) or (within and plain)
     # A factory is recognised by its annotation: def hybrid(…) -> list[Callable[..., Mixer]].
-    returned = str(inspect.signature(found).return_annotation) if inspect.isfunction(found) else ""
-    return wanted is not None and wanted.__name__ in returned
+    returned = typing.get_type_hints(found).get("return") if inspect.isfunction(found) else None
+    return wanted is not None and any(issubclass(part, wanted) for part in _classes(returned))
+
+
+def _classes(annotation: Any) -> Iterator[type]:
+    """Every class that an annotation names: list and Mixer of list[Callable[..., Mixer]]."""
+    origin = typing.get_origin(annotation) or annotation
+    if inspect.isclass(origin):
+        yield origin
+    for part in typing.get_args(annotation):
+        yield from _classes(part)
 
 
 def _wanted(kind: str) -> str:

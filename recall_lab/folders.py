@@ -10,9 +10,12 @@ outputs/NAME/            a sweep: any number of runs, and what `recall-lab repor
     run.log, checkpoint.pt, weights/
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,13 @@ HAS_ROWS = ("finished", "incomplete")
 
 Config = dict[str, Any]
 """Resolved settings: nested plain values."""
+
+Row = dict[str, Any]
+"""One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
+
+CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
+                 "choice.task", "choice.mixer", "train.keep")  # fmt: skip
+"""Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
 
 class ForeignFolder(ValueError):
@@ -66,23 +76,51 @@ def claim(folder: Path, select: Sequence[str] | None = None) -> None:
         write_json(folder / SELECT, list(select))
 
 
-def runs(folder: Path) -> list[Path]:
-    """The run folders of a sweep, in the order in which they were started.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run's folder and its status. The settings are read when they are first used."""
 
-    select  the settings that the report is to select on validation; None: those of an earlier command
+    path: Path
+    status: dict[str, Any]
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings that the run used. Raises ValueError, naming the file, if it is damaged."""
+        return read_config(self.path)
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return self.path.name
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the run has results (see HAS_ROWS)."""
+        return self.status["state"] in HAS_ROWS
+
+    def describe(self) -> str:
+        """The run in words: its name, mixer, task and seed; its name alone where the settings cannot be read."""
+        try:
+            return title(self.name, self.config)
+        except (ValueError, OSError):
+            return self.name
+
+
+def runs(folder: Path) -> list[Run]:
+    """The runs of a sweep, in the order in which they were started.
 
     Raises ForeignFolder where this is not a sweep's folder, or holds a run of another format.
     """
     if not (folder / MARK).exists():
         raise ForeignFolder(f"{folder} was not written by recall-lab run")
-    found = [(status(path.parent), path.parent) for path in folder.glob("*/status.json")]
-    for facts, run in found:
-        if facts["format"] != FORMAT:
+    found = [Run(path.parent, status(path.parent)) for path in folder.glob("*/status.json")]
+    for run in found:
+        if run.status["format"] != FORMAT:
             raise ForeignFolder(
-                f"{run} has format {facts['format']}, this version of recall_lab reads format {FORMAT} only; "
+                f"{run.path} has format {run.status['format']}, this version of recall_lab reads format {FORMAT} only; "
                 "choose another name=…, or delete that run"
             )
-    return [run for _, run in sorted(found, key=lambda item: (item[0]["started"], item[1].name))]
+    return sorted(found, key=lambda run: (run.status["started"], run.name))
 
 
 def status(run: Path) -> dict[str, Any]:
@@ -95,16 +133,16 @@ def status(run: Path) -> dict[str, Any]:
     failed       ended by an error; the same command starts it again
     died         one command's processes for it were killed sweep.ATTEMPTS times
     lost         finished, but its files are missing
+    damaged      status.json cannot be read; `error` says why; the same command resumes or repeats the run
     """
-    facts = {"format": 1, "state": "lost", "started": "", "sweep": "", "seconds": 0.0}
-    facts |= read_json(run / "status.json", {})
-    complete = all((run / name).exists() for name in ("config.yaml", "rows.json"))
-    return facts | {"state": "lost"} if facts["state"] in HAS_ROWS and not complete else facts
-
-
-def with_rows(folder: Path) -> list[Path]:
-    """The runs that have results (see HAS_ROWS)."""
-    return [run for run in runs(folder) if status(run)["state"] in HAS_ROWS]
+    unknown = {"format": 1, "state": "lost", "started": "", "sweep": "", "seconds": 0.0}
+    try:
+        facts = unknown | read_json(run / "status.json", {})
+    except (ValueError, TypeError) as error:
+        return unknown | {"format": FORMAT, "state": "damaged", "error": str(error)}
+    if facts["state"] in HAS_ROWS and not all((run / name).exists() for name in ("config.yaml", "rows.json")):
+        facts["state"] = "lost"
+    return facts
 
 
 def read_config(run: Path) -> Config:
@@ -126,11 +164,24 @@ def write_config(run: Path, config: Config) -> None:
     write_text(run / "config.yaml", yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
 
 
-def describe(run: Path) -> str:
-    """A run in words: its name, mixer, task and seed."""
-    if not (run / "config.yaml").exists():
-        return run.name
-    return title(run.name, read_config(run))
+def identity(config: Config) -> str:
+    """The name of a run's folder: a hash of every setting that determines its result, bit for bit.
+
+    The device, the number of threads and determinism are among them, since sums are rounded differently. The output
+    folder, the names of the chosen options and the settings of a later selection are left out.
+    """
+    irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "deterministic", "train.keep"} | {"choice"}
+    content = {key: value for key, value in config.items() if key not in irrelevant}
+    return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _canonical(x: Any) -> Any:
+    """The same values with 1.0 written as 1."""
+    if isinstance(x, dict):
+        return {key: _canonical(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_canonical(value) for value in x]
+    return int(x) if isinstance(x, float) and x.is_integer() else x
 
 
 def title(name: str, config: Config) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -15,6 +15,17 @@ from recall_lab.files import CONF
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError)
 """Errors that a user may have caused: printed in one line, without a traceback."""
+
+
+QUOTED = """ "name='größe'" """.strip()
+
+OWN: list[Path] = []
+"""The folder given with --config-dir, whose options and settings are known too."""
+
+
+def searched() -> list[Path]:
+    """The folders of configuration, the user's own first."""
+    return [*OWN, CONF]
 
 
 def print_line(line: str) -> None:
@@ -37,13 +48,18 @@ def one_line(error: BaseException) -> str:
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
     text = "\n".join(map(str, chain))
+    if isinstance(chain[-1], OverrideParseException):
+        return (
+            f"{chain[-1].override}: cannot be read; a value with spaces, special characters or letters other than a to "
+            f"z needs two kinds of quotes: {QUOTED}"
+        )
     if missing := re.search(r"Key '.+?' is not in struct\s+full_key: (\S+)", text):
         return no_setting(missing[1])
     if missing := re.search(r"Could not override '(.+?)'", text):
         return no_setting(missing[1])
     if missing := re.search(r"Could not find '(.+?)'", text):
         group, _, option = missing[1].rpartition("/")
-        options = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        options = sorted({path.stem for folder in searched() for path in (folder / group).glob("*.yaml")})
         return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"
     # Hydra wraps what a constructor raised: the innermost error is the cause.
     innermost = chain[-1] if isinstance(error, InstantiationException) else error
@@ -75,7 +91,7 @@ def no_setting(name: str) -> str:
 
 
 def known_settings() -> list[str]:
-    """Every setting of conf/, as it is written on the command line."""
+    """Every setting of conf/ and of the user's own folder, as it is written on the command line."""
     known: list[str] = []
 
     def walk(config: dict[str, Any], prefix: str) -> None:
@@ -84,18 +100,15 @@ def known_settings() -> list[str]:
             if isinstance(value, dict):
                 walk(value, f"{prefix}{key}.")
 
-    for path in CONF.rglob("*.yaml"):
-        # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
-        group = _group(path)
-        content = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(content, dict), f"{path} holds no settings"
-        walk(
-            {str(key): value for key, value in content.items()},
-            "" if group in ("config", "experiment") else f"{group}.",
-        )
-        known.append(group)
+    for folder in searched():
+        for path in folder.rglob("*.yaml"):
+            # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
+            group = path.relative_to(folder).parts[0] if path.parent != folder else path.stem.partition("_base")[0]
+            known.append(group)
+            if group == "experiment" and folder != CONF:  # what it sets is known from elsewhere, or misspelt
+                continue
+            content = OmegaConf.to_container(OmegaConf.load(path))
+            assert isinstance(content, dict), f"{path} holds no settings"
+            settings = {str(key): value for key, value in content.items()}
+            walk(settings, "" if group in ("config", "experiment") else f"{group}.")
     return known
-
-
-def _group(path: Path) -> str:
-    return path.relative_to(CONF).parts[0] if path.parent != CONF else path.stem.partition("_base")[0]

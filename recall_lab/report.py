@@ -34,26 +34,28 @@ class Report:
     text: str
     """Text for a terminal: grids, runs that are missing or replaced, parts that failed, and the path of report.html."""
     failed: list[str]
-    """One line for every grid or figure that could not be made, with its error. report.html is written without it."""
+    """One line, with the error, for every grid or figure that could not be made and every run that could not be read.
+    report.html is written without it."""
 
 
 def make(folder: Path) -> Report:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, and FOLDER/report.html.
 
-    A figure or grid that raises an exception is named in report.html and in `failed`; the others are made. Raises
-    folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has results.
+    A figure or grid that raises an exception, and a run with a damaged file, is named in report.html and in `failed`;
+    the others are made. Raises folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has
+    results, and ValueError if none can be read.
     """
-    table = results.collect(folder)
+    runs = folders.runs(folder)
+    table, sound, failed = results.gather(folder, runs)
     results.save(table, folder / "table.parquet")
     over = results.selected_settings(folder)
     chosen = results.select(table, over)
-    failed: list[str] = []
     (folder / "figure").mkdir(exist_ok=True)
     drawn = pd.concat([chosen, _curves(folder, chosen)])
     drawn.attrs["selected"] = over
     images = _images(folder / "figure", drawn, table, failed)
     grids = _grids(chosen, failed)
-    missing = _missing(folder)
+    missing = [*_missing(runs), *results.repeated(sound)]
     notes = list(_attempt(failed, "notes on fairness", fairness.notes, chosen, table))
     page = folder / "report.html"
     content = {
@@ -178,16 +180,15 @@ def _html(grid: pd.DataFrame) -> str:
     return str(grid.to_html(border=0))
 
 
-def _missing(folder: Path) -> list[str]:
-    """One line for every run that is not finished, and one for every run that a newer run replaces."""
-    lines = []
-    for run in folders.runs(folder):
-        status = folders.status(run)
-        if status["state"] != "finished":
-            reasons = [status["error"]] if status.get("error") else status.get("missing", [])
+def _missing(runs: Iterable[folders.Run]) -> Iterator[str]:
+    """One line for every run that is not finished, except those with a damaged file."""
+    for run in runs:
+        state = run.status["state"]
+        if state not in ("finished", "damaged"):
+            reasons = [run.status["error"]] if run.status.get("error") else run.status.get("missing", [])
             because = f": {'; '.join(reasons)}" if reasons else ""
-            lines.append(f"{folders.describe(run)} is {status['state']}{because}")
-    return lines + results.repeated(folder)
+            removed = f" (to leave it out, delete {run.path})" if state == "failed" else ""
+            yield f"{run.describe()} is {state}{because}{removed}"
 
 
 def _provenance(table: pd.DataFrame) -> str:

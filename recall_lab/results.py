@@ -11,33 +11,30 @@ is on one of the short lists below or a figure takes it as its axis. No setting 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from recall_lab.checks import require
 from recall_lab.files import read_json, replacing
 from recall_lab.folders import (
+    CIRCUMSTANCES,
     SELECT,
     Config,
     ForeignFolder,
+    Row,
+    Run,
     flatten,
-    read_config,
     runs,
-    status,
-    with_rows,
     without,
 )
 from recall_lab.series import condition, series
 
 REPLICATES = ("seed", "data_seed")
 """Settings by which replicates differ."""
-
-CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
-                 "choice.task", "choice.mixer", "train.keep")  # fmt: skip
-"""Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
 SELECTED = ("train.lr",)
 """Settings that are chosen on validation unless the setting `select` names others."""
@@ -51,30 +48,52 @@ SCORES = ("accuracy", "r2")
 SAME = 0.001
 """Two learning rates whose scores differ by less than this are equally good."""
 
-Row = dict[str, Any]
-"""One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
-
 
 def collect(folder: Path) -> pd.DataFrame:
     """The rows of every run that has results, with the run's settings as columns (see the module), and `series`.
 
     Of runs that differ in circumstances only, the newest is taken (`repeated` names them).
-    Raises ForeignFolder where the folder is not a sweep's, or no run of it has results.
+    Raises ForeignFolder where the folder is not a sweep's, or no run of it has results. Raises ValueError, naming the
+    file, where one is damaged.
     """
-    available = with_rows(folder)
-    if not available:
-        states = Counter(status(run)["state"] for run in runs(folder))
-        found = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs"
-        raise ForeignFolder(f"{folder} has no finished run yet: {found}")
-    superseded = {old for old, _ in _superseded(available)}
-    table = pd.DataFrame([row for run in available if run not in superseded for row in run_rows(run)])
-    table["series"] = series(table)
+    table, _, damaged = gather(folder, runs(folder))
+    if damaged:
+        raise ValueError(damaged[0])
     return table
 
 
-def run_rows(run: Path) -> list[Row]:
-    """The rows of one run, each with the run's own columns and the settings that it depends on."""
-    facts, config = status(run), read_config(run)
+def gather(folder: Path, found: Sequence[Run]) -> tuple[pd.DataFrame, list[Run], list[str]]:
+    """The table of `collect` from those runs whose files can be read, these runs, and one line for each other run that
+    has results.
+
+    Raises what `collect` raises; ValueError only where no run can be read.
+    """
+    rows: dict[Run, list[Row]] = {}
+    damaged = [run.status["error"] for run in found if run.status["state"] == "damaged"]
+    for run in found:
+        if run.has_rows:
+            try:
+                rows[run] = run_rows(run)
+            except (ValueError, OSError) as error:
+                damaged.append(str(error))
+    if not rows:
+        if damaged:
+            raise ValueError(damaged[0])
+        states = Counter(run.status["state"] for run in found)
+        listed = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs"
+        raise ForeignFolder(f"{folder} has no finished run yet: {listed}")
+    superseded = {old for old, _ in _superseded(rows)}
+    table = pd.DataFrame([row for run in rows if run not in superseded for row in rows[run]])
+    table["series"] = series(table)
+    return table, list(rows), damaged
+
+
+def run_rows(run: Run) -> list[Row]:
+    """The rows of one run, each with the run's own columns and the settings that it depends on.
+
+    Raises ValueError, naming the file, where one is damaged.
+    """
+    facts, config = run.status, run.config
     columns = settings(config) | {
         "run": run.name,
         "mixer": config["choice"]["mixer"],
@@ -83,12 +102,20 @@ def run_rows(run: Path) -> list[Row]:
         **{name: facts.get(name) for name in ("git", "torch", "numpy", "python", "version", "device", "threads")},
         "seconds": facts["seconds"],
     }
-    rows = [_relevant(columns, row) for row in read_json(run / "rows.json")["rows"]]
-    for path in sorted(run.glob("probe-*.json")):
-        later = read_json(path)
+    rows = _with_columns(columns, _read_rows(run.path / "rows.json")["rows"])
+    for path in sorted(run.path.glob("probe-*.json")):
+        later = _read_rows(path, "columns")
         own = {name: value for name, value in columns.items() if not name.startswith(("mixer.", "probe."))}
-        rows += [_relevant(own | later["columns"], row) for row in later["rows"]]
+        rows += _with_columns(own | later["columns"], later["rows"])
     return rows
+
+
+def _read_rows(path: Path, *more: str) -> dict[str, Any]:
+    """The content of a file of rows. Raises ValueError, naming it, if it lacks `rows` or one of the other keys."""
+    content = read_json(path)
+    whole = isinstance(content, dict) and {"rows", *more} <= set(content)
+    require(whole, f"{path} is damaged; delete it to repeat the run")
+    return content
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -98,29 +125,33 @@ def settings(config: Config) -> dict[str, Any]:
     return {key if "." in key else f"config.{key}": value for key, value in renamed.items()}
 
 
-def _relevant(columns: dict[str, Any], row: Row) -> Row:
-    """The row with its run's columns; settings of probes only where they are of the probe that made the row."""
-    own = f"probe.{row['probe']}." if "probe" in row else ""
+def _with_columns(columns: dict[str, Any], rows: Iterable[Row]) -> list[Row]:
+    """The rows with their run's columns; settings of probes only where they are of the probe that made the row."""
+
     probing = ("probe.", "test.probe_sequences")
-    return {
-        name: value for name, value in columns.items() if not name.startswith(probing) or (own and own in name)
-    } | ({"test.probe_sequences": columns.get("test.probe_sequences")} if own else {}) | row  # fmt: skip
+
+    @cache
+    def relevant(probe: str | None) -> dict[str, Any]:
+        chosen = {k: x for k, x in columns.items() if not k.startswith(probing) or k.startswith(f"probe.{probe}.")}
+        return chosen if probe is None else chosen | {"test.probe_sequences": columns.get("test.probe_sequences")}
+
+    return [relevant(row.get("probe")) | row for row in rows]
 
 
-def _superseded(available: Sequence[Path]) -> list[tuple[Path, Path]]:
+def _superseded(available: Iterable[Run]) -> list[tuple[Run, Run]]:
     """(older run, newest run) of every condition and replicate that was run more than once."""
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in available:
-        flat = without(flatten(read_config(run)), CIRCUMSTANCES)
+        flat = without(flatten(run.config), CIRCUMSTANCES)
         groups.setdefault(repr(sorted(flat.items())), []).append(run)
     return [(old, group[-1]) for group in groups.values() for old in group[:-1]]
 
 
-def repeated(folder: Path) -> list[str]:
+def repeated(available: Iterable[Run]) -> list[str]:
     """One line for each run that is left out because a newer run repeats it under other circumstances."""
     lines = []
-    for old, new in _superseded(with_rows(folder)):
-        before, after = ({**flatten(read_config(run)), "device": status(run)["device"]} for run in (old, new))
+    for old, new in _superseded(available):
+        before, after = ({**flatten(run.config), "device": run.status["device"]} for run in (old, new))
         differing = [f"{name}={before.get(name)} → {after.get(name)}" for name in CIRCUMSTANCES
                      if before.get(name) != after.get(name)]  # fmt: skip
         lines.append(f"{old.name} is repeated by {new.name} ({', '.join(differing) or 'same settings'}), which is used")
@@ -186,6 +217,8 @@ def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float,
     x = np.sort(np.asarray(list(values), dtype=float))
     if len(x) < 3 or x[0] == x[-1]:
         return float(x[0]), float(x[-1])
+    from scipy import stats  # half a second, and two replicates need none of it
+
     if len(x) < 8:
         low, high = stats.t.interval(level, len(x) - 1, x.mean(), stats.sem(x))
     else:

@@ -1,7 +1,5 @@
-"""One run, from its settings to its folder: identity, lock, status, resuming, failure, interruption."""
+"""One run, from its settings to its folder: lock, status, resuming, failure, interruption."""
 
-import hashlib
-import json
 import logging
 import os
 import signal
@@ -19,9 +17,9 @@ from filelock import FileLock, Timeout
 from recall_lab import machine
 from recall_lab.building import build
 from recall_lab.files import write_json
-from recall_lab.folders import FORMAT, Config, status, title, write_config
+from recall_lab.folders import FORMAT, Config, identity, status, title, write_config
 from recall_lab.messages import one_line, print_line
-from recall_lab.results import CIRCUMSTANCES
+from recall_lab.provenance import provenance
 from recall_lab.sweep import ATTEMPTS, WORKER_OF, Sweep, current
 from recall_lab.train import Interrupted, Scores
 from recall_lab.workload import Outcome, Workspace
@@ -37,26 +35,6 @@ log = logging.getLogger("recall_lab")
 
 class Stopped(KeyboardInterrupt):
     """A signal stopped this process; the run has been saved."""
-
-
-def identity(config: Config) -> str:
-    """The name of a run's folder: a hash of every setting that determines its result, bit for bit.
-
-    The device, the number of threads and determinism are among them, since sums are rounded differently. The output
-    folder, the names of the chosen options and the settings of a later selection are left out.
-    """
-    irrelevant = set(CIRCUMSTANCES) - {"device", "threads", "deterministic", "train.keep"} | {"choice"}
-    content = {key: value for key, value in config.items() if key not in irrelevant}
-    return hashlib.sha256(json.dumps(_canonical(content), sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _canonical(x: Any) -> Any:
-    """The same values with 1.0 written as 1."""
-    if isinstance(x, dict):
-        return {key: _canonical(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [_canonical(value) for value in x]
-    return int(x) if isinstance(x, float) and x.is_integer() else x
 
 
 def execute(config: Config, parent: Path, job: int | None = None) -> float:
@@ -77,7 +55,8 @@ def execute(config: Config, parent: Path, job: int | None = None) -> float:
     try:
         run.mkdir(exist_ok=True)
         with locked(run):
-            return _take(Attempt(config, run, name, sweep, job))
+            loss = sweep.found(config)  # by now: another process may have finished it
+            return _take(Attempt(config, run, name, sweep, job)) if loss is None else loss
     except Busy:
         sweep.note(run.name, "skipped", f"{run} is being worked on by another process")
         print_line(f"skipped   {name}: another process is working on it")
@@ -126,7 +105,7 @@ class Attempt:
         self.facts: dict[str, Any] = {
             "started": self.earlier[0]["started"] if self.earlier else self.leg["started"],
             "sweep": sweep.name,
-            **machine.provenance(),
+            **provenance(),
             "threads": config["threads"],
             "device": "",
         }
@@ -139,24 +118,15 @@ class Attempt:
         content = {"format": FORMAT, "state": state, **self.facts, "seconds": seconds, "legs": legs, **more}
         write_json(self.run / "status.json", content)
 
-    def ended(self, state: str, text: str = "") -> None:
-        """Notes the end in the sweep's journal."""
-        self.sweep.note(self.run.name, state, text)
-
 
 def _take(attempt: Attempt) -> float:
-    """Leaves a finished run as it is, gives up one whose process was killed ATTEMPTS times, works on any other."""
-    before, run = attempt.before, attempt.run
-    if before["state"] == "finished":
-        other = "" if before["git"] == machine.revision() else f", made at another revision ({before['git']})"
-        print_line(f"found     {attempt.name}{other}")
-        attempt.ended("found")
-        return float(before["loss"])
+    """Gives up a run whose process was killed ATTEMPTS times, works on any other."""
+    run = attempt.run
     if attempt.sweep.attempts(run.name) >= ATTEMPTS:
         attempt.note("died", error=f"its process was killed {ATTEMPTS} times")
-        attempt.ended("died", f"{run} died: its process was killed {ATTEMPTS} times")
+        attempt.sweep.note(attempt.run.name, "died", f"{run} died: its process was killed {ATTEMPTS} times")
         return FAILED
-    if before["state"] == "failed":
+    if attempt.before["state"] == "failed":
         (run / "checkpoint.pt").unlink(missing_ok=True)
     write_config(run, attempt.config)
     attempt.sweep.note(run.name, "started")
@@ -170,7 +140,7 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
         outcome = _outcome(attempt, stop)
     except (Interrupted, KeyboardInterrupt) as error:
         attempt.note("interrupted")
-        attempt.ended("interrupted", f"{attempt.run} was interrupted")
+        attempt.sweep.note(attempt.run.name, "interrupted", f"{attempt.run} was interrupted")
         log.warning("interrupted")
         if stop.signal is None and isinstance(error, Interrupted):
             return FAILED  # the sweep was stopped: the process that got the signal reports it
@@ -178,7 +148,7 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
     except Exception as error:
         log.exception("failed")
         attempt.note("failed", error=one_line(error))
-        attempt.ended("failed", f"{attempt.run} failed: {one_line(error)}")
+        attempt.sweep.note(attempt.run.name, "failed", f"{attempt.run} failed: {one_line(error)}")
         if not attempt.alone:
             print_line(f"failed    {attempt.name}")
         return FAILED
@@ -186,7 +156,9 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
     attempt.note(state, least=stop.trained, loss=outcome.loss, missing=outcome.missing)
     log.info(state)
     reasons = "; ".join(outcome.missing)
-    attempt.ended(state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "\n".join(warnings))
+    attempt.sweep.note(
+        attempt.run.name, state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "\n".join(warnings)
+    )
     seconds = time.perf_counter() - attempt.began
     print_line(f"{state:<9} {attempt.name}: {outcome.summary}, {seconds:.0f} s")
     return FAILED if outcome.missing else outcome.loss

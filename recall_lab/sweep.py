@@ -10,6 +10,12 @@ import shutil
 import time
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from recall_lab import provenance
+from recall_lab.folders import Config, identity, status, title
+from recall_lab.messages import print_line
+
 ENVIRONMENT = "RECALL_LAB_SWEEP"
 """Environment variable with the name of the command that a worker process belongs to."""
 
@@ -34,10 +40,17 @@ class Sweep:
         self.folder = folder
         self.name = name
         self.private = folder / f".sweep-{name}"
+        self.alive = FileLock(self.private / "alive", blocking=False)
 
     def begin(self) -> None:
-        """Creates the journal's folder. Called once, before any worker starts."""
+        """Creates the journal's folder, and removes those of commands that were killed. Called once, before any worker
+        starts, in the process of the command: that it lives is known by a lock."""
         self.private.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks: nothing is removed
+            self.alive.acquire()
+            for other in set(self.folder.glob(".sweep-*/alive")) - {Path(self.alive.lock_file)}:
+                with contextlib.suppress(Timeout), FileLock(other, blocking=False):
+                    shutil.rmtree(other.parent, ignore_errors=True)
 
     def note(self, run: str, event: str, text: str = "") -> None:
         """Adds an event of a run to the journal: "started", or one of ENDED. Appending one line is atomic."""
@@ -45,6 +58,17 @@ class Sweep:
             line = json.dumps({"run": run, "event": event, "text": text}, ensure_ascii=False)
             with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
                 journal.write(line + "\n")
+
+    def found(self, config: Config) -> float | None:
+        """The loss of the run with these settings if it is finished, which is noted and printed; None if it is not."""
+        run = self.folder / identity(config)
+        facts = status(run)
+        if facts["state"] != "finished":
+            return None
+        other = "" if facts["git"] == provenance.revision() else f", made at another revision ({facts['git']})"
+        print_line(f"found     {title(run.name, config)}{other}")
+        self.note(run.name, "found")
+        return float(facts["loss"])
 
     def events(self) -> list[dict[str, str]]:
         """The journal so far."""
@@ -78,6 +102,7 @@ class Sweep:
 
     def end(self) -> None:
         """Removes the journal."""
+        self.alive.release()
         shutil.rmtree(self.private, ignore_errors=True)
 
 

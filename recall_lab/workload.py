@@ -19,6 +19,7 @@ from torch import nn
 from recall_lab import checkpoint, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
+from recall_lab.folders import Row
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
 from recall_lab.model import Model
@@ -26,7 +27,6 @@ from recall_lab.optimization import ADAMW, OptimizerFactory, ScheduleFactory
 from recall_lab.oracle import Oracle
 from recall_lab.probe import base as probing
 from recall_lab.probe.base import Probe
-from recall_lab.results import Row
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores, Testing, Training
 

@@ -56,11 +56,25 @@ def run_probe(*arguments: str) -> int:
         return messages.print_error(error)
 
 
+SLOWED = """
+import sys, time
+from recall_lab.__main__ import main
+from recall_lab.task.mqar import MQAR
+sample = MQAR.sample
+def slow(*arguments):
+    time.sleep(0.05)
+    return sample(*arguments)
+MQAR.sample = slow
+main()
+"""
+"""`recall-lab`, with 50 ms more for every batch: a run of few steps lasts until a signal arrives."""
+
+
 @contextmanager
-def background(*arguments: str) -> Iterator[subprocess.Popen]:
+def background(*arguments: str, slowed: bool = False) -> Iterator[subprocess.Popen]:
     """Runs `recall-lab …` in a separate process group, which is always killed in the end."""
     process = subprocess.Popen(
-        command(*arguments),
+        [sys.executable, "-c", SLOWED, *arguments] if slowed else command(*arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -31,6 +31,7 @@ MECHANISMS = [path for path in FILES if path.parent.name == "mixer" and path.ste
 WITHOUT_TORCH = (
     "theory",
     "messages",
+    "provenance",
     "task",
     "folders",
     "series",
@@ -118,6 +119,16 @@ def test_importing_these_files_does_not_import_torch():
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_run_imports_only_what_it_needs():
+    """Tables, statistics, figures and the compiler take seconds to import. (torch's optimizers import the compiler.)"""
+    code = """import sys
+from recall_lab import machine, runner
+machine.prepare("cpu", 1)
+sys.exit(", ".join({"pandas", "scipy", "matplotlib", "seaborn", "jinja2", "torch._dynamo"} & set(sys.modules)) or 0)"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
 def test_few_modules_import_hydra():

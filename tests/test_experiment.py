@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from recall_lab.data import test_cells as grid
 from recall_lab.data import training_cells
-from recall_lab.runner import identity
+from recall_lab.folders import identity
 from recall_lab.task.mqar import MQAR
 
 OURS = (

@@ -158,7 +158,9 @@ def test_training_curves():
     ((name, figure),) = drawn(training_curve, named(table, pd.DataFrame(curves))).items()
     assert name == "training_mqar"
     (ax,) = panels(figure)
-    assert [line.get_ydata().tolist() for line in ax.lines] == [[0.1, 0.2]] * 4
+    assert [line.get_label() for line in ax.lines] == ["linear", "delta_rule"]
+    for line in ax.lines:  # two runs, with a gap after each
+        np.testing.assert_equal(line.get_xydata(), [[1, 0.1], [2, 0.2], [np.nan, np.nan]] * 2)
     assert legend(figure) == ["linear", "delta_rule"]
 
 

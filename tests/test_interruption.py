@@ -10,6 +10,7 @@ import torch
 from command_line import LONG, TINY, background, recall, run_folders, started, states
 
 from recall_lab import files, folders
+from recall_lab.cli import run
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -28,7 +29,8 @@ SLOW_ENOUGH = ["train.steps=3000", "train.validate_every=50", "train.solved=null
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )
 def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(number, code):
-    with background("run", *TINY, *SLOW_ENOUGH, "name=cut") as process:
+    some = ["train.steps=200", "train.validate_every=5", "train.solved=null"]
+    with background("run", *TINY, *some, "name=cut", slowed=True) as process:
         started(process, "cut")
         os.kill(process.pid, number)
         process.wait(timeout=60)
@@ -37,17 +39,32 @@ def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(numbe
     first = folders.status(cut)
     assert first["state"] == "interrupted"
     assert "interrupted" in (cut / "run.log").read_text(encoding="utf-8")
-    assert recall(*TINY, *SLOW_ENOUGH, "name=cut") == 0
+    assert recall(*TINY, *some, "name=cut") == 0
     second = folders.status(cut)
     assert second["state"] == "finished"
     assert second["legs"][0]["started"] == first["started"] == second["started"]
     assert len(second["legs"]) == 2
     assert second["seconds"] >= files.read_json(cut / "curve.json")[-1]["seconds"]
     assert second["seconds"] >= first["seconds"] > 0
-    alone = finished_alone(*SLOW_ENOUGH)
+    alone = finished_alone(*some)
     assert (cut / "rows.json").read_text() == (alone / "rows.json").read_text()
     ours, theirs = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (cut, alone))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_second_signal_ends_the_command_at_once_with_the_status_of_that_signal():
+    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt) as raised:
+                run._stop_all(signal.SIGTERM, None)
+            assert raised.value.args == (signal.SIGTERM,)
+            with pytest.raises(KeyboardInterrupt) as raised:
+                signal.raise_signal(signal.SIGTERM)
+            assert raised.value.args == (signal.SIGTERM,)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.slow

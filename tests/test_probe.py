@@ -149,7 +149,7 @@ def test_same_seed_same_rows():
 
 def test_a_probe_of_models_is_refused_by_the_oracle(rng):
     with pytest.raises(ValueError, match="probe retrieval: needs a trained model"):
-        base.run_trace([partial(retrieval, by=())], traced(pairs=4, d_key=4, reads=4), rng)
+        base.run_on_trace(partial(retrieval, by=()), traced(pairs=4, d_key=4, reads=4), rng)
 
 
 # What fails is named.

@@ -11,7 +11,7 @@ import torch
 from command_line import SERIAL, TINY, command, recall, run_folders, shell
 from conftest import CONF
 
-from recall_lab import files, folders, machine, report, runner
+from recall_lab import files, folders, provenance, report, results, runner
 from recall_lab.cli.base import compose, resolved
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -56,6 +56,17 @@ def test_a_finished_run_is_not_repeated(capsys):
     assert recall(*TINY) == 0
     assert [path.stat().st_mtime_ns for path in files] == before
     assert "found" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_found_without_the_imports_that_a_run_needs():
+    assert recall(*TINY) == 0
+    code = """import sys
+from recall_lab.cli import run
+code = run.main(sys.argv[1:])
+sys.exit(str({"torch", "pandas", "scipy"} & set(sys.modules) or code or "found"))"""
+    done = subprocess.run([sys.executable, "-c", code, *TINY], check=False, capture_output=True, text=True)
+    assert done.stderr == "found\n"
+    assert done.stdout.startswith("found ")
 
 
 def test_a_report_is_made_for_runs_of_earlier_commands_too():
@@ -117,6 +128,23 @@ def test_a_finished_run_that_lost_a_file_is_repeated(name):
     assert (folder / "rows.json").read_text() == rows
 
 
+@pytest.mark.parametrize(("name", "content"), [("rows.json", "[]"), ("status.json", "{"), ("config.yaml", "a: [")])
+def test_the_other_runs_of_a_sweep_with_a_damaged_one_are_reported(name, content, capsys):
+    assert recall("-m", *TINY, SERIAL, "seed=0,1") == 0
+    damaged, sound = run_folders("main")
+    (damaged / name).write_text(content)
+    made = report.make(Path("outputs/main"))
+    assert set(pd.read_parquet("outputs/main/table.parquet")["run"]) == {sound.name}
+    (line,) = made.failed
+    assert line.startswith(f"{damaged / name} is damaged")
+    assert shell("report", "outputs/main").returncode == 1
+    with pytest.raises(ValueError, match="is damaged"):
+        results.collect(Path("outputs/main"))
+    if name == "status.json":
+        assert recall(*TINY, f"seed={folders.read_config(damaged)['seed']}") == 0
+        assert report.make(Path("outputs/main")).failed == []
+
+
 @pytest.mark.parametrize("name", ["rows.json", "status.json", "checkpoint.pt"])
 def test_a_damaged_file_is_named(name):
     assert recall(*TINY) == 0
@@ -135,55 +163,6 @@ def test_different_settings_have_different_folders():
     for setting in ("seed=1", "train.lr=0.02", "mixer.heads=2", "data_seed=3"):
         assert recall(*TINY, setting) == 0
     assert len(run_folders("main")) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train.stepz=5"], "there is no setting train.stepz; did you mean train.steps?"),
-        (["mixer.headz=2"], "there is no setting mixer.headz; did you mean mixer.heads?"),
-        (["mixer.budget=2"], "mixer.budget has no effect with the chosen mixer: it needs a mixer that has it"),
-        (["optimizer.momentum=0"], "optimizer.momentum has no effect with the chosen optimizer: it needs an optimizer"),
-        (["probe.cost.at=[1]"], "probe.cost has no effect with the chosen probe: it needs probe=[cost]"),
-        (["+nonsense=1"], "there is no setting nonsense"),
-        (["+train.nonsense=1"], "unexpected keyword argument 'nonsense'"),
-        (["+task.nonsense=1"], "unexpected keyword argument 'nonsense'"),
-        (["+mixer.nonsense=1"], "unexpected keyword argument 'nonsense'"),
-        (["mixer=softmx"], "there is no mixer 'softmx'; there are "),
-        (["task=nothing"], "there is no task 'nothing'; there are "),
-        (["experiment=nothing"], "there is no experiment 'nothing'; there are "),
-        (["task.pairs=9"], "a length of at least 36 (2 positions each), not 16"),
-        (["task.pairs=99", "task.length=400"], "give only 15 keys"),
-        (["mixer.heads=3"], "d_model=16 is not divisible by heads=3"),
-        (["device=tpu"], "device='tpu': must be one of auto, cpu, cuda, mps"),
-        (["deterministic=1"], "deterministic=1: must be true or false"),
-        (["threads=0"], "threads=0: must be a whole number of at least 1"),
-        (["test.tokens=0"], "test.tokens=0: must be a whole number"),
-        (["train.cells=[{pears: 2}]"], "MQAR has no parameter 'pears'"),
-        (["root=/proc/nowhere"], "cannot write to /proc/nowhere"),
-        (["seed=-1"], "seed=-1: must be a whole number"),
-        (["train.cells=[]"], "must hold at least one cell, or be null"),
-        (["test.cells=[{length: 16}, {length: 16}]"], "and occur once"),
-        (["train.steps=true"], "train.steps=True: must be a whole number"),
-        (["train.solved=-1"], "train.solved=-1: must be a number of at least 0"),
-        (["mixer=hybrid"], "model.layers=1: must be at least the number of mixers, 2"),
-    ],
-)
-def test_bad_input_gives_one_line(arguments, message, capsys):
-    assert recall(*TINY, *arguments) in (1, 2)
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1, printed.err
-    assert printed.err.startswith("recall-lab: ")
-    assert message in printed.err
-    assert printed.out == ""
-
-
-def test_a_word_instead_of_a_number_is_refused():
-    """In a separate process, because in this one the type checks of the tests would act first."""
-    done = shell("run", *TINY, "train.steps=some")
-    assert done.returncode == 1
-    assert "train.steps='some': must be a whole number of at least 1" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_a_folder_that_is_not_a_sweep_is_not_touched(capsys):
@@ -269,11 +248,11 @@ def test_a_run_of_another_format_is_refused(capsys):
 def test_the_identity_holds_every_setting_that_determines_the_result():
     """If two data seeds shared a folder, one of them would not be run."""
     plain = composed()
-    assert runner.identity(plain) == runner.identity(composed("name=other", "report=false", "select=[train.clip]"))
+    assert folders.identity(plain) == folders.identity(composed("name=other", "report=false", "select=[train.clip]"))
     circumstances = ("threads=2", "device=cpu", "deterministic=false", "train.keep=true")
     changes = ("seed=1", "data_seed=1", "train.lr=0.1", "mixer.heads=2", "optimizer.eps=1e-6", "schedule=linear")
     for change in (*changes, *circumstances, "task.pairs=4", "test.tokens=9", "probe=[cost]", "mixer=linear"):
-        assert runner.identity(plain) != runner.identity(composed(change)), change
+        assert folders.identity(plain) != folders.identity(composed(change)), change
 
 
 def composed(*overrides: str) -> dict:
@@ -289,4 +268,4 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    assert machine.version("recall_lab") == "unknown"
+    assert provenance.version("recall_lab") == "unknown"

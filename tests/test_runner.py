@@ -11,7 +11,7 @@ import torch
 from command_line import TINY
 from rich.console import Console
 
-from recall_lab import files, folders, machine, runner
+from recall_lab import files, folders, provenance, runner
 from recall_lab.cli.base import compose, resolved
 from recall_lab.optimization import Stepper
 from recall_lab.sweep import ENVIRONMENT, Sweep
@@ -35,7 +35,7 @@ def parent() -> Path:
 def test_a_run_gives_its_validation_loss_and_notes_how_long_it_took(parent, capsys):
     config = settings()
     loss = runner.execute(config, parent)
-    run = parent / runner.identity(config)
+    run = parent / folders.identity(config)
     assert loss == files.read_json(run / "curve.json")[-1]["loss"]
     status = folders.status(run)
     (leg,) = status["legs"]
@@ -53,7 +53,7 @@ def test_a_run_of_another_revision_is_found_and_that_is_printed(parent, capsys, 
     capsys.readouterr()
     assert runner.execute(config, parent) == loss
     assert "revision" not in capsys.readouterr().out
-    monkeypatch.setattr(machine, "revision", lambda: "another")
+    monkeypatch.setattr(provenance, "revision", lambda: "another")
     assert runner.execute(config, parent) == loss
     assert ", made at another revision (" in capsys.readouterr().out
 
@@ -68,13 +68,13 @@ def test_ctrl_c_saves_a_stop_by_the_sweep_is_a_failure_and_an_error_is_printed_b
         with pytest.raises(runner.Stopped) as stopped:
             runner.execute(settings(), parent)
         assert stopped.value.args == (number,)
-        assert folders.status(parent / runner.identity(settings()))["state"] == "interrupted"
+        assert folders.status(parent / folders.identity(settings()))["state"] == "interrupted"
     sweep = Sweep(parent, "command")
     sweep.begin()
     monkeypatch.setenv(ENVIRONMENT, "command")
     monkeypatch.setattr(Stepper, "step", lambda *arguments: sweep.ask_to_stop(0) or step(*arguments))
     assert runner.execute(settings(), parent) == runner.FAILED
-    assert sweep.last()[runner.identity(settings())]["event"] == "interrupted"
+    assert sweep.last()[folders.identity(settings())]["event"] == "interrupted"
     sweep.end()
     for job, printed in ((None, 0), (3, 1)):
         assert runner.execute(settings("task.pairs=9"), parent, job) == runner.FAILED
@@ -87,7 +87,7 @@ def ctrl_c() -> None:
 
 def test_the_order_of_the_settings_is_no_part_of_the_identity():
     config = settings()
-    assert runner.identity(dict(reversed(config.items()))) == runner.identity(config)
+    assert folders.identity(dict(reversed(config.items()))) == folders.identity(config)
 
 
 def test_the_first_signal_asks_to_stop_and_the_second_stops(tmp_path):
@@ -133,13 +133,13 @@ def test_one_command_starts_a_run_three_times_at_most(parent, monkeypatch):
     sweep.begin()
     third, fourth = (settings("train.steps=1", "train.validate_every=1", f"seed={seed}") for seed in (0, 1))
     for config in (third, third, fourth, fourth, fourth):
-        sweep.note(runner.identity(config), "started")
+        sweep.note(folders.identity(config), "started")
     assert runner.execute(third, parent) < runner.FAILED
     assert runner.execute(fourth, parent) == runner.FAILED
-    status = [folders.status(parent / runner.identity(config)) for config in (third, fourth)]
+    status = [folders.status(parent / folders.identity(config)) for config in (third, fourth)]
     assert [(facts["state"], facts["sweep"]) for facts in status] == [("finished", "command"), ("died", "command")]
-    assert sweep.attempts(runner.identity(third)) == 3
-    assert "its process was killed 3 times" in sweep.last()[runner.identity(fourth)]["text"]
+    assert sweep.attempts(folders.identity(third)) == 3
+    assert "its process was killed 3 times" in sweep.last()[folders.identity(fourth)]["text"]
 
 
 def test_asking_to_stop_waits_until_the_runs_have_ended(tmp_path):

@@ -120,7 +120,7 @@ def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
     write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
     (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
-    assert results.repeated(tmp_path) == ["b is repeated by a (threads=2 → 1), which is used"]
+    assert results.repeated(folders.runs(tmp_path)) == ["b is repeated by a (threads=2 → 1), which is used"]
 
 
 def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import LONG, SERIAL, TINY, background, recall, run_folders, shell, started, states
+from hydra.core.plugins import Plugins
 
 from recall_lab import files, folders
 from recall_lab.cli import run
+from recall_lab.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -46,6 +48,46 @@ def test_options_of_a_swept_group_that_the_default_lacks(capsys):
 def test_options_are_put_before_the_overrides():
     words = ["task=x", "--config-dir", "mine", "-m", "mixer=y"]
     assert run.options_first(words) == (["--config-dir", "mine", "-m"], ["task=x", "mixer=y"])
+
+
+def test_finished_runs_of_a_sweep_are_not_launched(monkeypatch, capsys):
+    assert recall("-m", *TINY, SERIAL, "seed=0,1") == 0
+    launched = []
+
+    def launch(self, jobs, initial_job_idx):
+        launched.extend(jobs)
+        return []
+
+    launcher = Plugins.instance().class_name_to_class["hydra._internal.core_plugins.basic_launcher.BasicLauncher"]
+    monkeypatch.setattr(launcher, "launch", launch)
+    capsys.readouterr()
+    assert recall("-m", *TINY, SERIAL, "seed=0,2,1", "hydra.sweeper.max_batch_size=1") == 0
+    assert [[word for word in job if word.startswith("seed")] for job in launched] == [["seed=2"]]
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["found"] * 2
+    launched.clear()
+    assert recall("-m", *TINY, SERIAL, "seed=0,1") == 0
+    assert launched == []
+
+
+def test_settings_that_only_the_launcher_knows(capsys):
+    words = ["-m", *TINY, SERIAL, "data_seed=5,6", "seed=${hydra:job.num}"]
+    assert recall(*words) == recall(*words) == 0
+    made = [folders.read_config(folder) for folder in run_folders("main")]
+    assert sorted((config["seed"], config["data_seed"]) for config in made) == [(0, 5), (1, 6)]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()].count("found") == 2
+
+
+def test_the_journal_of_a_killed_command_is_removed_and_that_of_a_living_one_is_kept():
+    assert recall(*TINY) == 0
+    dead, living = (Sweep(Path("outputs/main"), name) for name in ("dead", "living"))
+    living.begin()
+    dead.private.mkdir()
+    (dead.private / "alive").touch()
+    assert recall(*TINY) == 0
+    assert list(Path("outputs/main").glob(".sweep-*")) == [living.private]
+    living.end()
+    assert not list(Path("outputs/main").glob(".sweep-*"))
 
 
 def test_a_failed_run_is_repeated(monkeypatch):
@@ -141,6 +183,7 @@ def test_two_processes_never_work_on_one_run(capsys):
 
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
+    files.write_json(folder / "status.json", files.read_json(folder / "status.json") | {"state": "running"})
     before = (folder / "status.json").read_text()
     with FileLock(folder / ".lock"):
         assert recall(*TINY) == 1
@@ -169,7 +212,6 @@ def test_a_run_whose_process_always_dies_is_abandoned(monkeypatch):
     status = files.read_json(folder / "status.json") | {"state": "running"}
     files.write_json(folder / "status.json", status)
     from recall_lab import runner
-    from recall_lab.sweep import Sweep
 
     monkeypatch.setattr(Sweep, "attempts", lambda self, run: runner.ATTEMPTS)
     assert recall(*TINY, "name=main") == 1

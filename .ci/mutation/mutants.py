@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 20
 TESTS = {
-    "recall_lab/runner.py": "runner run workload",
+    "recall_lab/runner.py": "runner run bad_input workload",
     "recall_lab/folders.py": "files runner run sweep",
     "recall_lab/sweep.py": "runner sweep run",
     "recall_lab/files.py": "files run",

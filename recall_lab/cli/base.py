@@ -8,14 +8,17 @@ from typing import Any
 
 import hydra
 import yaml
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recall_lab.checks import choice, flag, require
 from recall_lab.files import CONF
-from recall_lab.folders import Config
-from recall_lab.messages import no_setting
+from recall_lab.folders import Config, flatten, without
+from recall_lab.messages import OWN, no_setting, one_line, searched
+from recall_lab.sweep import Sweep, current
 
 SIZES = ("small", "large")
 """Values of `size`: `${sized:a,b}` is a for small and b for large."""
@@ -93,6 +96,7 @@ def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra:
     overrides = list(overrides)
     if config_dir is not None:
         require(Path(config_dir).is_dir(), f"--config-dir {config_dir}: there is no such folder")
+        OWN[:] = [Path(config_dir)]
         overrides.append(f"hydra.searchpath=[{quoted('file://' + str(Path(config_dir).absolute()))}]")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides, return_hydra_config=with_hydra)
@@ -126,22 +130,67 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     return {str(key): value for key, value in settings.items()} | circumstances
 
 
-def refuse(config: DictConfig, overrides: list[Override]) -> None:
-    """Raises ValueError for an override that would be ignored, naming it and what has an effect instead.
+def sweep_folder(config: DictConfig) -> Path:
+    """ROOT/NAME. Raises ValueError where one of them is not a text, or cannot be resolved before a run starts."""
+    try:
+        parts = {key: config[key] for key in reversed(PLACEMENT)}
+    except OmegaConfBaseException as error:
+        raise ValueError(f"name and root must be known before the first run starts: {one_line(error)}") from error
+    for key, value in parts.items():
+        text = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
+        require(bool(text), f"{key}={value}: must be the name of a folder")
+    return Path(*map(str, parts.values()))
 
-    config: composed from the overrides that are not sweeps.
+
+def job(config: DictConfig) -> tuple[Config, Sweep]:
+    """The settings of one job, composed by Hydra and with its part in place, and the sweep that it belongs to.
+
+    Raises ValueError where the job's folder is not the sweep's: of several experiments each may set its own name.
+    """
+    sweep = current(sweep_folder(config))
+    require(
+        sweep.private.is_dir(),
+        f"this sweep would put runs into different folders, among them {sweep.folder}, without a report of all of "
+        "them; give one name=…, or run the commands one by one",
+    )
+    return resolved(config, dict(HydraConfig.get().runtime.choices)), sweep
+
+
+def refuse(config: DictConfig, overrides: list[Override]) -> None:
+    """Raises ValueError for an override, or a setting in a chosen experiment, that would be ignored, naming it and what
+    has an effect instead; and for impossible values of the settings of the command itself.
+
+    config: composed from the overrides that are not sweeps, with Hydra's part.
     """
     _refuse_twice(overrides)
     _refuse_unknown(config)
+    flag("report", config.report)
     flag("deterministic", config.deterministic)
+    select = OmegaConf.to_container(config.select) if OmegaConf.is_list(config.select) else None
+    require(select is not None, f"select={config.select}: must be a list of settings, as in select=[train.lr]")
+    for name in config.select:
+        if OmegaConf.select(config, str(name), default=MISSING) is MISSING:
+            raise ValueError(f"select: {no_setting(str(name))}")
+    _refuse_ineffective(config, {override.key_or_group for override in overrides})
+    experiment = config.hydra.runtime.choices.get("experiment")
+    for path in [folder / "experiment" / f"{experiment}.yaml" for folder in searched()] if experiment else ():
+        if path.exists():
+            content = OmegaConf.to_container(OmegaConf.load(path))
+            assert isinstance(content, dict)
+            chosen = without(flatten({str(key): value for key, value in content.items()}), ["defaults"])
+            try:
+                _refuse_ineffective(config, set(chosen))
+            except ValueError as error:
+                raise ValueError(f"experiment={experiment}: {error}") from error
+
+
+def _refuse_ineffective(config: DictConfig, given: set[str]) -> None:
+    """Raises ValueError for a setting among those given that has no effect in this kind of run."""
     used = {str(key) for key in config.workload if not str(key).startswith("_")}
-    given = {override.key_or_group for override in overrides}
     for key in sorted(given):
         part = part_of(key)
         if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
             raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
-    for name in config.select:
-        require(OmegaConf.select(config, str(name), default=MISSING) is not MISSING, f"select: {no_setting(str(name))}")
     if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
         raise ValueError("size has no effect here: only experiments with ${sized:…} in a setting have two sizes")
     if "oracle" in used:
@@ -153,8 +202,10 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
 
 
 def _refuse_twice(overrides: list[Override]) -> None:
-    """Raises ValueError for a setting given twice, once as a sweep, of which Hydra would use the last value only."""
+    """Raises ValueError for a setting given twice, once as a sweep, of which Hydra would use the last value only; and
+    for one that is removed, which would make the run use a default that its folder does not name."""
     for override in overrides:
+        require(not override.is_delete(), f"{override.input_line}: a setting cannot be removed; give it a value")
         key = override.get_key_element()
         same = [other for other in overrides if other.get_key_element() == key]
         require(

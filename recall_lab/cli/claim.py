@@ -85,7 +85,7 @@ def collect(claims: dict[str, Claim], folder: Path) -> pd.DataFrame:
     parts = []
     for experiment in dict.fromkeys(name for claim in claims.values() for name in claim.experiments):
         place = folder / experiment
-        if folders.with_rows(place):
+        if any(run.has_rows for run in folders.runs(place)):
             rows = results.select(results.collect(place), results.selected_settings(place))
             parts.append(rows.assign(experiment=experiment))
     require(bool(parts), f"{folder}: no experiment has results")

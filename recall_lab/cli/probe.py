@@ -37,8 +37,8 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
         require(not override.is_sweep_override(), several)
     path = Path(folder).resolve()
     single = (path / "status.json").exists()
-    runs = [path] if single else folders.with_rows(path)
-    runs = [run for run in runs if folders.status(run)["state"] in folders.HAS_ROWS]
+    found = [folders.Run(path, folders.status(path))] if single else folders.runs(path)
+    runs = [run.path for run in found if run.has_rows]
     if not runs:
         raise folders.ForeignFolder(f"{folder} has no finished run to probe")
     code = 0

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,13 +18,12 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
-from recall_lab import folders
+from recall_lab import folders, messages
 from recall_lab.checks import require
-from recall_lab.cli.base import PLACEMENT, parse, refuse, resolved, sized
+from recall_lab.cli.base import PLACEMENT, job, parse, refuse, sized, sweep_folder
 from recall_lab.files import CONF
-from recall_lab.messages import ERRORS, one_line, print_error, print_line
+from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
 
@@ -43,7 +43,7 @@ class Preflight(Callback):
             _refuse_placement([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
             refuse(config, overrides)
             sized(None, None, _root_=config)
-            folder = _folder(config)
+            folder = sweep_folder(config)
             folders.claim(folder, [str(name) for name in config.select])
             Preflight.sweep, Preflight.report = current(folder), bool(config.report)
             Preflight.sweep.begin()
@@ -52,13 +52,6 @@ class Preflight(Callback):
             raise SystemExit(print_error(error)) from error
 
     on_multirun_start = on_run_start
-
-
-def _folder(config: DictConfig) -> Path:
-    try:
-        return Path(str(config.root), str(config.name))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"name and root must be known before the first run starts: {one_line(error)}") from error
 
 
 def _refuse_placement(swept: list[str]) -> None:
@@ -72,21 +65,16 @@ def _refuse_placement(swept: list[str]) -> None:
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
-    """One job: one run in its folder. Returns its validation loss.
-
-    Raises ValueError where that folder is not the sweep's: of several experiments each may set its own name.
-    """
+    """One job: one run in its folder. Returns its validation loss. Raises what `base.job` raises."""
+    settings, sweep = job(config)
+    loss = sweep.found(settings)
+    if loss is not None:
+        return loss
     from recall_lab import runner
 
     hydra_config = HydraConfig.get()
-    parent = Path(str(config.root), str(config.name))
-    require(
-        current(parent).private.is_dir(),
-        f"this sweep would put runs into different folders, among them {parent}, without a report of all of them; "
-        "give one name=…, or run the commands one by one",
-    )
-    job = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else None
-    return runner.execute(resolved(config, dict(hydra_config.runtime.choices)), parent, job)
+    number = hydra_config.job.num if hydra_config.mode == RunMode.MULTIRUN else None
+    return runner.execute(settings, sweep.folder, number)
 
 
 def main(arguments: list[str]) -> int:
@@ -94,6 +82,7 @@ def main(arguments: list[str]) -> int:
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
     options, words = options_first(arguments)
+    messages.OWN[:] = [Path(folder) for word, folder in pairwise(options) if word in ("--config-dir", "-cd")]
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
     Preflight.sweep = None
     code = _launch()
@@ -184,9 +173,13 @@ def _started() -> int:
 def _stop_all(number: int, frame: FrameType | None) -> None:
     """The first signal makes all runs save checkpoints before this process ends; a second signal ends it at once."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.default_int_handler)
+        signal.signal(each, _end_at_once)
     if Preflight.sweep is not None:
         Preflight.sweep.ask_to_stop()
+    raise KeyboardInterrupt(number)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
@@ -198,7 +191,7 @@ def finish(sweep: Sweep, wanted: bool) -> int:
     for line in dict.fromkeys(line for event in last.values() if event["event"] == "finished"
                               for line in event["text"].splitlines()):  # fmt: skip
         print_line(f"note: {line}")
-    if wanted and folders.with_rows(sweep.folder):
+    if wanted and any(run.has_rows for run in folders.runs(sweep.folder)):
         from recall_lab import report
 
         made = report.make(sweep.folder)

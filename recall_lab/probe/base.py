@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recall_lab.checks import require
+from recall_lab.folders import Row
 from recall_lab.mixer.base import Trace
-from recall_lab.results import Row
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE, Batch
 
@@ -48,11 +48,6 @@ def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.
         else:
             rows += run_on_model(probe, model, batch, rng)
     return rows
-
-
-def run_trace(probes: Iterable[Probe], trace: Trace, rng: np.random.Generator) -> list[Row]:
-    """Runs every probe on one trace and returns their rows. Raises ProbeError at the first probe that fails."""
-    return [row for probe in probes for row in run_on_trace(probe, trace, rng)]
 
 
 def run_on_trace(probe: Probe, trace: Trace, rng: np.random.Generator) -> list[Row]:

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from scipy import stats
 from torch import Tensor
 
-from recall_lab.results import Row
+from recall_lab.folders import Row
 
 LEVEL = 0.95
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
