@@ -11,7 +11,7 @@ import torch
 from command_line import TINY
 from rich.console import Console
 
-from recall_lab import files, folders, provenance, runner
+from recall_lab import files, folders, machine, provenance, runner
 from recall_lab.cli.base import compose, resolved
 from recall_lab.optimization import Stepper
 from recall_lab.sweep import ENVIRONMENT, Sweep
