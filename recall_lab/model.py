@@ -40,7 +40,8 @@ class Model(nn.Module):
     d_model  width of the residual stream
     layers   number of blocks
     mlp      width of each block's MLP, in units of d_model; 0: no MLP, with which recall is learned in fewer steps
-    embedding_std  standard deviation of the embedding's initial weights, which are normal with mean 0
+    embedding_std  standard deviation of the embedding's initial weights, which are normal with mean 0; None:
+             d_model^−½, with which an embedding vector has length 1. The experiment initial_scale compares values
     width    channels of a token in a continuous task, whose output is a vector of `vocab` channels; 0: tokens are ids
 
     Raises ValueError where a size is impossible.
@@ -53,18 +54,19 @@ class Model(nn.Module):
         d_model: int = 64,
         layers: int = 2,
         mlp: float = 0,
-        embedding_std: float = 1.0,
+        embedding_std: float | None = None,
         width: int = 0,
     ) -> None:
         super().__init__()
         whole_number("model.d_model", d_model)
         whole_number("model.layers", layers)
         number("model.mlp", mlp, least=0)
-        number("model.embedding_std", embedding_std, above=0)
+        if embedding_std is not None:
+            number("model.embedding_std", embedding_std, above=0)
         makers = mixer if isinstance(mixer, list) else [mixer]
         require(len(makers) <= layers, f"model.layers={layers}: must be at least the number of mixers, {len(makers)}")
         self.embed = nn.Linear(width, d_model, bias=False) if width else nn.Embedding(vocab, d_model)
-        nn.init.normal_(self.embed.weight, std=embedding_std)
+        nn.init.normal_(self.embed.weight, std=embedding_std or d_model**-0.5)
         blocks = [Block(makers[i % len(makers)](d_model=d_model), d_model, mlp) for i in range(layers)]
         # A ModuleList does not declare the type of its items.
         self.blocks = cast("Sequence[Block]", nn.ModuleList(blocks))

@@ -55,6 +55,16 @@ def test_logits_of_scored_positions_only():
     assert torch.allclose(model(tokens, scored.flatten().nonzero()[:, 0]), model(tokens)[scored])
 
 
+@pytest.mark.parametrize("width", [0, 5])
+def test_the_scale_of_the_initial_embedding(width):
+    for given, std in ((0.02, 0.02), (1.5, 1.5), (None, 40**-0.5)):
+        torch.manual_seed(0)
+        mixer = hydra.utils.instantiate(config("mixer=linear").mixer)
+        weight = Model(500, mixer, d_model=40, width=width and 500, embedding_std=given).embed.weight
+        assert weight.std().item() == pytest.approx(std, rel=0.03)
+        assert weight.mean().item() == pytest.approx(0, abs=std / 30)
+
+
 def test_tokens_of_one_position_are_added():
     model = build("softmax")
     tokens = torch.randint(24, (2, 5, 2))

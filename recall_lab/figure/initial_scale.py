@@ -29,7 +29,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 def _figure(task: str, accuracy: pd.DataFrame, steps: pd.DataFrame) -> Figure:
     looks = style.looks(accuracy["series"])
-    note = base.replicates(accuracy, "band")
+    note = base.replicates(accuracy)
     with style.style():
         made, axes = style.grid(1, 2, 9.6, max(3.6, style.legend_height(looks, note)), sharex=True)
         for ax, points, label in zip(
@@ -38,7 +38,7 @@ def _figure(task: str, accuracy: pd.DataFrame, steps: pd.DataFrame) -> Figure:
             ("validation accuracy", "training steps"),
             strict=True,
         ):
-            style.lines(ax, points, AXIS, looks)
+            style.lines(ax, points, AXIS, looks, band=False)
             style.log2_axis(ax, points[AXIS])
             ax.set_xlabel("initial embedding: standard deviation")
             ax.set_ylabel(label)

@@ -20,6 +20,7 @@ from recall_lab.data import arrays, stream
 from recall_lab.metrics import loss
 from recall_lab.model import Model
 from recall_lab.task.mqar import MQAR
+from recall_lab.train import Training, train
 
 TASK = MQAR(vocab=256, length=64, pairs=8)
 BATCH, WIDTH, LAYERS = 64, 64, 2
@@ -88,11 +89,24 @@ def test_a_training_step_costs_little_more_than_plain_torch():
     assert mine < 1.3 * plain
 
 
-def test_a_batch_takes_less_than_three_percent_of_a_step():
+def test_a_batch_takes_less_than_five_percent_of_a_step():
     number = iter(range(10**9))
     sample, step = fastest(lambda: TASK.sample(BATCH, stream(0, "train", {}, next(number))), step_of(ours(), True))
     print(f"\nbatch {sample * 1e3:.3f} ms of a step of {step * 1e3:.2f} ms: {100 * sample / step:.1f} %")
-    assert sample < 0.03 * step
+    assert sample < 0.05 * step
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_softmax_learns_the_mixture_within_six_seconds_of_one_core(seed):
+    """Two layers, to an accuracy of .99 in each of four cells of up to 32 pairs; validations included."""
+    cells = [{"length": 4 * pairs, "pairs": pairs} for pairs in (4, 8, 16, 32)]
+    torch.manual_seed(seed)
+    start = time.process_time()
+    curve = train(ours(), TASK, Training(solved=0.99, validate_every=25, cells=cells), 0, torch.device("cpu"))
+    seconds = time.process_time() - start
+    print(f"\n{curve[-1]['step']} steps, {seconds:.1f} s")
+    assert curve[-1]["worst_accuracy"] >= 0.99
+    assert seconds < 6
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
