@@ -5,9 +5,10 @@ of torch. conf/optimizer and conf/schedule name them; any class of torch.optim a
 those that need a closure.
 """
 
+import fnmatch
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,19 +52,26 @@ class Cosine(LRScheduler):
         return [lr * factor for lr in self.base_lrs]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, exempted: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The optimiser's two parameter groups: parameters with weight decay, and parameters without.
 
     Exempt are parameters with fewer than two axes (norms, biases, decays, offsets and lengths per head or channel),
-    and those that a module lists in its class attribute `no_weight_decay`. Everything else decays: projections,
-    convolutions, and the embedding too, as in nanoGPT and Megatron-LM.
+    those that a module lists in its class attribute `no_weight_decay`, and those whose names match one of the patterns
+    in `exempted` ("embed.*"). Everything else decays: projections, convolutions, and the embedding too, as in nanoGPT
+    and Megatron-LM. Raises ValueError for a pattern that matches no parameter.
     """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in exempted:
+        require(
+            bool(fnmatch.filter(names, pattern)),
+            f"train.no_weight_decay: {pattern!r} matches no parameter; there are {', '.join(names)}",
+        )
     exempt = {
         parameter
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.ndim < 2 or name in getattr(module, "no_weight_decay", ())
-    }
+    } | {p for name, p in model.named_parameters() if any(fnmatch.fnmatchcase(name, one) for one in exempted)}
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p not in exempt], "weight_decay": weight_decay},
@@ -120,7 +128,7 @@ class Stepper:
     """A model's optimiser with its schedule, warm-up and clipping: everything that turns a loss into a step.
 
     lr            largest learning rate
-    weight_decay  see `parameter_groups`
+    weight_decay  see `parameter_groups`, as for `exempted`
     warmup        number of steps, possibly fractional, in which the scheduled rate is times (step + 1) / (warmup + 1)
     clip          largest norm of the gradient of all parameters together
     """
@@ -134,9 +142,10 @@ class Stepper:
         weight_decay: float,
         warmup: float,
         clip: float,
+        exempted: Sequence[str] = (),
     ) -> None:
         self.parameters, self.warmup, self.clip = list(model.parameters()), warmup, clip
-        groups: list[Any] = parameter_groups(model, weight_decay)
+        groups: list[Any] = parameter_groups(model, weight_decay, exempted)
         if "weight_decay" not in _arguments("optimizer", optimizer, set(OWN)):
             groups = [{"params": self.parameters}]
         fused = {"fused": True} if _may_be_fused(optimizer, self.parameters[0].device) else {}

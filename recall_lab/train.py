@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,8 @@ class Training:
     """Largest learning rate, reached after the warm-up."""
     weight_decay: float = 0.0
     """Weight decay of the optimiser, for the parameters that `optimization.parameter_groups` does not exempt."""
+    no_weight_decay: Sequence[str] = ()
+    """Patterns of the names of further parameters without weight decay: ["embed.*", "read_out.*"]."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises linearly, under any schedule."""
     clip: float = 1.0
@@ -68,6 +70,10 @@ class Training:
         for name in ("lr", "clip"):
             number(f"train.{name}", getattr(self, name), above=0)
         number("train.weight_decay", self.weight_decay, least=0)
+        require(
+            self.weight_decay > 0 or not self.no_weight_decay,
+            f"train.no_weight_decay={list(self.no_weight_decay)} has no effect with train.weight_decay=0",
+        )
         share("train.warmup", self.warmup)
         if self.solved is not None:
             number("train.solved", self.solved, least=0)
@@ -130,7 +136,9 @@ def train(
     cells = training_cells(task, training.cells, warn=False)  # impossible cells are logged with the test cells
     schedule = schedule or partial(Cosine, total_iters=training.steps, begin=training.warmup)
     warmup = training.warmup * training.steps
-    stepper = Stepper(model, optimizer, schedule, training.lr, training.weight_decay, warmup, training.clip)
+    stepper = Stepper(
+        model, optimizer, schedule, training.lr, training.weight_decay, warmup, training.clip, training.no_weight_decay
+    )
     progress = Progress()
     if checkpoint is not None and checkpoint.exists():
         progress = resume(checkpoint, model, stepper, device)

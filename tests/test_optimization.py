@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from recall_lab.mixer.base import ShortConv
 from recall_lab.model import Model
 from recall_lab.optimization import ADAMW, Cosine, Stepper, check, parameter_groups
-from recall_lab.train import Interrupted, load, train
+from recall_lab.train import Interrupted, Training, load, train
 
 
 def rates(schedule, steps: int = 100, warmup: float = 0.0, lr: float = 0.022) -> list[float]:
@@ -230,6 +230,20 @@ def test_weight_decay_without_a_gradient(mixer, monkeypatch):
             assert torch.equal(parameter, before[name]), name
     exempt = before.keys() - decayed(model)
     assert {name.rpartition(".")[2] for name in exempt} >= {"A_log", "dt_bias", "q_length", "bias", "weight"}
+
+
+def test_parameters_that_a_setting_names_are_exempt_from_weight_decay():
+    model = small_model("linear")
+    first, _ = parameter_groups(model, 0.1, ["embed.*", "blocks.*.o_proj.weight"])
+    shrinks = {id(parameter) for parameter in first["params"]}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in shrinks}
+    assert names == {n for n in decayed(model) if not n.startswith("embed") and not n.endswith("o_proj.weight")}
+    with pytest.raises(
+        ValueError, match=r"train.no_weight_decay: 'embedd\.\*' matches no parameter; there are embed\.w"
+    ):
+        parameter_groups(model, 0.1, ["embedd.*"])
+    with pytest.raises(ValueError, match=r"has no effect with train\.weight_decay=0"):
+        Training(no_weight_decay=["embed.*"])
 
 
 def test_parameters_that_a_module_names_are_exempt_from_weight_decay():
