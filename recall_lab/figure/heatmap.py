@@ -1,5 +1,7 @@
 """Heat maps of accuracy with the number in every cell."""
 
+from collections.abc import Iterator
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -18,6 +20,23 @@ def cells(ax: Axes, table: pd.DataFrame) -> None:
     ax.invert_yaxis()
     ax.set(xlabel="", ylabel="")
     ax.tick_params(length=0, rotation=0)
+
+
+def panels(
+    axes: np.ndarray, blocks: list[list[str]], rows: dict[str, pd.DataFrame], label: str
+) -> Iterator[tuple[Axes, str, pd.DataFrame]]:
+    """Each panel with its series and its rows: a column per series, a line per title in `rows`, block below block.
+
+    The title and the label of the y axis stand at the left of each line; panels without a series stay empty.
+    """
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for block, names in enumerate(blocks):
+        for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
+            for ax, name in zip(line, names, strict=False):
+                ax.set_axis_on()
+                yield ax, name, part[part["series"] == name]
+            line[0].set_ylabel(f"{title}\n{label}".strip())
 
 
 def colour_bar(made: Figure, axes: np.ndarray) -> None:

@@ -37,18 +37,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         made, axes = style.grid(
             len(parts) * len(rows), columns, max(5.0, 1.6 + wide * columns), 1 + len(parts) * len(rows) * 2.0
         )
-        for ax in axes.flat:
-            ax.set_axis_off()
+        for ax, name, part in heatmap.panels(axes, parts, rows, "depth (%)"):
+            own = summarise(part, ["series", DEPTH, LENGTH], ("accuracy",))
+            grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
+            heatmap.cells(ax, grid.rename(index=lambda depth: 100 * depth))
+            if name in trained:
+                ax.axvline(sum(n <= trained[name] for n in lengths), color="white", linewidth=2)
         for block, names in enumerate(parts):
-            for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
-                for ax, name in zip(line, names, strict=False):
-                    own = summarise(part[part["series"] == name], ["series", DEPTH, LENGTH], ("accuracy",))
-                    grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
-                    ax.set_axis_on()
-                    heatmap.cells(ax, grid.rename(index=lambda depth: 100 * depth))
-                    if name in trained:
-                        ax.axvline(sum(n <= trained[name] for n in lengths), color="white", linewidth=2)
-                line[0].set_ylabel(f"{title}\ndepth (%)".strip())
             for ax, name in zip(axes[block * len(rows)], names, strict=False):
                 ax.set_title(name.replace("/", "\n").replace(" ", "\n"), fontsize="medium")
             for ax in axes[(block + 1) * len(rows) - 1][: len(names)]:

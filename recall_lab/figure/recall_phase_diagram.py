@@ -37,20 +37,14 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         made, axes = style.grid(
             len(parts) * len(rows), columns, max(7.5, 1.6 + 2.9 * columns), 0.8 + 3.2 * len(parts) * len(rows)
         )
-        for ax in axes.flat:
-            ax.set_axis_off()
         widths, pairs = (np.array(sorted(tested[name].unique().tolist()), float) for name in (WIDTH, PAIRS))
-        for block, names in enumerate(parts):
-            for line, (title, part) in zip(axes[block * len(rows) :], rows.items(), strict=False):
-                for ax, name in zip(line, names, strict=False):
-                    own = summarise(part[part["series"] == name], ["series", PAIRS, WIDTH], ("accuracy",))
-                    grid = own.pivot(index=PAIRS, columns=WIDTH, values="mean").reindex(index=pairs, columns=widths)
-                    ax.set_axis_on()
-                    heatmap.cells(ax, grid)
-                    _lines(ax, table[table["series"] == name], widths, pairs)
-                    ax.set_xlabel("d_key")
-                    ax.set_title(name, fontsize="medium")
-                line[0].set_ylabel(f"{title}\npairs".strip())
+        for ax, name, part in heatmap.panels(axes, parts, rows, "pairs"):
+            own = summarise(part, ["series", PAIRS, WIDTH], ("accuracy",))
+            grid = own.pivot(index=PAIRS, columns=WIDTH, values="mean").reindex(index=pairs, columns=widths)
+            heatmap.cells(ax, grid)
+            _lines(ax, table[table["series"] == name], widths, pairs)
+            ax.set_xlabel("d_key")
+            ax.set_title(name, fontsize="medium")
         heatmap.colour_bar(made, axes)
         made.suptitle(
             f"mqar: accuracy by pairs and width of a key, {base.replicates(points)}; white: most pairs in training\n"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float32, Int, Int32, Shaped
 
-from recall_lab.checks import require
+from recall_lab.checks import require, whole_number
 
 IGNORE = -100
 """The value in `targets` and `factors` wherever nothing is scored (torch's losses ignore it by default)."""
@@ -199,6 +199,24 @@ def smallest(
     packed = packed[:, :count]
     packed.sort(axis=1)
     return packed.astype(np.uint32).astype(np.int32)
+
+
+def check_pairs(vocab: Any, length: Any, pairs: Any, queries: Any, distractors: Any, parts: Any, chosen: Any) -> None:
+    """Checks the parameters that tasks on pairs of key and value share. Raises ValueError, naming the parameter.
+
+    parts, chosen  as in `alphabet`
+    """
+    whole_number("vocab", vocab, 4)
+    whole_number("length", length)
+    whole_number("pairs", pairs)
+    if queries is not None:
+        whole_number("queries", queries)
+    whole_number("distractors", distractors, 0)
+    whole_number("key_parts", parts)
+    if chosen is not None:
+        whole_number("key_alphabet", chosen)
+    require(vocab % 2 == 0, f"vocab={vocab}: must be even")
+    alphabet(vocab, pairs, distractors, parts, chosen)
 
 
 def alphabet(vocab: int, pairs: int, distractors: int, parts: int, chosen: int | None) -> int:

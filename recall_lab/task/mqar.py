@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Float32, Int, Shaped
 
-from recall_lab.checks import require, share, whole_number
-from recall_lab.task.base import Batch, Task, alphabet, distinct, put, smallest, spell, unscored
+from recall_lab.checks import require, share
+from recall_lab.task.base import Batch, Task, alphabet, check_pairs, distinct, put, smallest, spell, unscored
 
 ROWS = 4096
 """Sequences drawn at a time, so that the intermediate arrays of a large sample stay small."""
@@ -54,19 +54,11 @@ class MQAR(Task):
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole_number("vocab", self.vocab, 4)
-        whole_number("length", self.length)
-        whole_number("pairs", self.pairs)
-        if self.queries is not None:
-            whole_number("queries", self.queries)
-        whole_number("distractors", self.distractors, 0)
+        check_pairs(
+            self.vocab, self.length, self.pairs, self.queries, self.distractors, self.key_parts, self.key_alphabet
+        )
         share("gap_exponent", self.gap_exponent)
-        whole_number("key_parts", self.key_parts)
-        if self.key_alphabet is not None:
-            whole_number("key_alphabet", self.key_alphabet)
-        require(self.vocab % 2 == 0, f"vocab={self.vocab}: must be even")
         require(self._queried <= self.pairs, f"queries={self.queries} but pairs={self.pairs}: must be at most pairs")
-        alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
         need = 2 * (self.pairs + self._queried + self.distractors)
         require(
             need <= self.length,

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from recall_lab.checks import require, whole_number
-from recall_lab.task.base import Batch, Task, alphabet, distinct, put, spell, unscored
+from recall_lab.checks import require
+from recall_lab.task.base import Batch, Task, alphabet, check_pairs, distinct, put, spell, unscored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,9 @@ class PairedRecall(Task):
     scales: ClassVar[tuple[str, ...]] = ("length", "pairs")
 
     def __post_init__(self) -> None:
-        whole_number("vocab", self.vocab, 4)
-        whole_number("length", self.length)
-        whole_number("pairs", self.pairs)
-        if self.queries is not None:
-            whole_number("queries", self.queries)
-        whole_number("distractors", self.distractors, 0)
-        whole_number("key_parts", self.key_parts)
-        if self.key_alphabet is not None:
-            whole_number("key_alphabet", self.key_alphabet)
-        require(self.vocab % 2 == 0, f"vocab={self.vocab}: must be even")
-        alphabet(self.vocab, self.pairs, self.distractors, self.key_parts, self.key_alphabet)
+        check_pairs(
+            self.vocab, self.length, self.pairs, self.queries, self.distractors, self.key_parts, self.key_alphabet
+        )
         need = self.pairs + self.distractors + (self.queries or 1)
         require(
             need <= self.length,
