@@ -6,6 +6,7 @@ channels of a target. Targets are class ids (p), or vectors (p w) in a continuou
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
@@ -50,5 +51,23 @@ def normalised_error(squared: Float[Tensor, "p"], targets: Float[Tensor, "p w"])
 
     squared  as returned by `squared_error` for the same positions
     """
-    variance = targets.double().var(dim=0, correction=0).mean()
-    return float(squared.double().mean() / variance)
+    return float(squared.double().mean()) / variance(targets)
+
+
+def variance(targets: Float[Tensor, "p w"]) -> float:
+    """Mean over the channels of the targets' variance, in float64."""
+    return float(targets.double().var(dim=0, correction=0).mean())
+
+
+def standard_error(values: Float[np.ndarray, "p"], sequence: Int[np.ndarray, "p"]) -> float:
+    """Standard error of the mean x̄ of all values, with sequences as clusters; NaN for a single sequence.
+
+    √(G/(G−1) · Σ_g (Σ_{i∈g} (x_i − x̄))²) / N over G sequences and N values. Values of one sequence may depend on each
+    other, and sequences may differ in their number of values. With one value per sequence this is s/√N.
+
+    sequence  the index of each value's sequence
+    """
+    _, groups = np.unique(sequence, return_inverse=True)
+    residual = np.bincount(groups, weights=values - values.mean())
+    count = len(residual)
+    return float((count / (count - 1) * np.square(residual).sum()) ** 0.5 / values.size) if count > 1 else math.nan

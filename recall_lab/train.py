@@ -201,10 +201,11 @@ def evaluate(
     accuracy           share of the scored tokens predicted correctly
     sequence_accuracy  share of the sequences with every scored token correct
     loss_bits          mean −log₂ p of the target
+    standard_error     of the accuracy, with sequences as clusters; left out where a single sequence is scored
     tokens, sequences  number of scored tokens, and of sequences
     For a continuous task, two others replace the first three:
     error              Σ‖output − target‖² / Σ‖target − mean target‖²
-    r2                 1 − error
+    r2                 1 − error; standard_error is that of r2, with the variance of the targets as given
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
@@ -223,14 +224,22 @@ def evaluate(
                 parts.append((metrics.correct(outputs, targets), metrics.loss_bits(outputs, targets)))
             masks.append(batch.scored)
     first, second = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
-    counts = {"tokens": len(first), "sequences": sequences}
+    scored_positions = np.concatenate(masks)
+    sequence = np.nonzero(scored_positions)[0]
+    deviation = metrics.standard_error(first.double().numpy(), sequence)
+    scores: Scores
     if task.continuous:
         error = metrics.normalised_error(first, second)
-        return {"error": error, "r2": 1 - error, **counts}
-    complete = metrics.correct_sequences(first, torch.from_numpy(np.concatenate(masks)))
-    names = ("accuracy", "sequence_accuracy", "loss_bits")
-    columns = (first, complete, second)
-    return {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)} | counts
+        deviation /= metrics.variance(second)
+        scores = {"error": error, "r2": 1 - error}
+    else:
+        complete = metrics.correct_sequences(first, torch.from_numpy(scored_positions))
+        names = ("accuracy", "sequence_accuracy", "loss_bits")
+        columns = (first, complete, second)
+        scores = {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)}
+    if not math.isnan(deviation):
+        scores["standard_error"] = deviation
+    return scores | {"tokens": len(first), "sequences": sequences}
 
 
 def _validate(

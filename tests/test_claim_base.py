@@ -17,6 +17,7 @@ from recall_lab.claim.base import (
     exact,
     mean,
     reported,
+    scores,
     unless,
     verdict_table,
     within,
@@ -132,3 +133,22 @@ def test_a_shift_and_the_order_of_seeds_change_nothing_else(values, shift, error
     assert other.value - first.value == pytest.approx(shift, abs=1e-9)
     assert other.high - other.low == pytest.approx(first.high - first.low, abs=1e-9)
     assert other.high - other.low >= 2 * error * stats.t.ppf(0.975, len(values) - 1) - 1e-9
+
+
+def test_scores_have_the_error_of_their_own_cell():
+    """Of two runs in two cells, one without a recorded error; other splits and metrics are left out."""
+    cells = [("r0", 0, 16.0, "linear", 0.5, 0.01), ("r0", 0, 32.0, "linear", 0.4, 0.02),
+             ("r1", 1, 16.0, None, 0.7, 0.03), ("r1", 1, 32.0, None, 0.6, None)]  # fmt: skip
+    rows = [
+        {"run": run, "seed": seed, "task.length": length, "trained_as": other, "split": split, "metric": metric,
+         "value": value}
+        for run, seed, length, other, accuracy, error in cells
+        for split in ("test", "validation")
+        for metric, value in (("accuracy", accuracy), ("standard_error", error), ("chance", 0.1)) if value is not None
+    ]  # fmt: skip
+    found = scores(pd.DataFrame(rows))
+    assert found["value"].tolist() == [0.5, 0.4, 0.7, 0.6]
+    assert found["error"].tolist()[:3] == [0.01, 0.02, 0.03]
+    assert np.isnan(found["error"].iloc[3])
+    assert len(scores(pd.DataFrame(rows), "validation")) == 4
+    assert scores(pd.DataFrame(rows)[:0]).empty

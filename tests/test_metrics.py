@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,3 +42,30 @@ def test_the_mean_target_has_error_one():
     targets = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) + 2
     constant = targets.mean(0).expand_as(targets)
     assert metrics.normalised_error(metrics.squared_error(constant, targets), targets) == pytest.approx(1)
+
+
+def test_standard_error_of_independent_values():
+    """With one value per sequence it is s/√N; a single sequence has none."""
+    values = np.random.default_rng(0).normal(size=40)
+    found = metrics.standard_error(values, np.arange(40))
+    assert found == pytest.approx(values.std(ddof=1) / 40**0.5)
+    assert math.isnan(metrics.standard_error(values, np.zeros(40, int)))
+
+
+def test_standard_error_by_hand():
+    """Sequences 3 and 7 with values (1, 0) and (1, 1): mean 3/4, sums of residuals −1/2 and 1/2."""
+    found = metrics.standard_error(np.array([1.0, 0, 1, 1]), np.array([3, 3, 7, 7]))
+    assert found == pytest.approx((2 * (0.25 + 0.25)) ** 0.5 / 4)
+
+
+def test_standard_error_equals_a_bootstrap_over_sequences():
+    """Sequences of different lengths whose values depend on each other; independent values would give a third of it."""
+    rng = np.random.default_rng(0)
+    size = rng.integers(5, 40, 300)
+    sequence = np.repeat(np.arange(300), size)
+    values = (rng.random(len(sequence)) < np.repeat(rng.random(300), size)).astype(float)
+    sums = np.bincount(sequence, weights=values)
+    drawn = rng.integers(300, size=(4000, 300))
+    means = sums[drawn].sum(1) / size[drawn].sum(1)
+    assert metrics.standard_error(values, sequence) == pytest.approx(means.std(), rel=0.05)
+    assert values.std() / len(values) ** 0.5 < 0.5 * means.std()

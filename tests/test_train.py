@@ -63,6 +63,24 @@ def test_scores_equal_counts_by_hand(monkeypatch):
     assert scores["loss_bits"] == pytest.approx(np.mean(bits), rel=1e-5)
 
 
+def test_standard_error_treats_sequences_as_clusters(monkeypatch):
+    """A model that fails on even keys, in three batches; equal numbers of queries, so that it is s/√n of the means."""
+    monkeypatch.setattr("recall_lab.train.EVALUATION_TOKENS", 4 * 32)
+
+    class OddKeys(Solver):
+        def forward(self, tokens, scored):
+            return super().forward(tokens, scored) * (tokens.flatten()[scored] % 2)[:, None]
+
+    cell = {"length": 32, "pairs": 4}
+    at = TASK.at(**cell)
+    scores = evaluate(OddKeys(at), TASK, cell, 0, "test", 9, CPU)
+    batches = [at.sample(count, stream(0, "test", cell, number)) for number, count in enumerate((4, 4, 1))]
+    odd = np.concatenate([(batch.tokens[batch.scored] % 2).reshape(-1, 4).mean(1) for batch in batches])
+    assert scores["accuracy"] == pytest.approx(odd.mean())
+    assert scores["standard_error"] == pytest.approx(odd.std(ddof=1) / 3)
+    assert "standard_error" not in evaluate(OddKeys(at), TASK, cell, 0, "test", 1, CPU)
+
+
 def test_r2_of_a_continuous_task():
     task = hydra.utils.instantiate(config("task=subset_average").task)
 
@@ -77,6 +95,8 @@ def test_r2_of_a_continuous_task():
     scores = evaluate(Mean(), task, {}, 0, "test", 32, CPU)
     assert scores["error"] == pytest.approx(expected, rel=1e-4)
     assert scores["r2"] == pytest.approx(1 - expected, rel=1e-4)
+    squared = (0.25 * targets**2).mean(1).reshape(32, -1).mean(1) / targets.var(0).mean()
+    assert scores["standard_error"] == pytest.approx(squared.std(ddof=1) / 32**0.5, rel=1e-4)
     assert "accuracy" not in scores
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from recall_lab.checks import require
-from recall_lab.results import REPLICATES
+from recall_lab.results import REPLICATES, SCORES
 
 Decision = Literal["supported", "refuted", "undecided", "reported"]
 
@@ -75,6 +75,15 @@ class Claim(ABC):
         table  rows of all the claim's experiments, each selected on validation (`results.select`); the column
                `experiment` names the experiment
         """
+
+
+def scores(table: pd.DataFrame, split: str = "test") -> pd.DataFrame:
+    """The rows of a split that hold a model's accuracy (R² of a continuous task) in a cell, with a column `error`: the
+    metric `standard_error` of the same run and cell, where it was recorded (see `train.evaluate`)."""
+    rows = table[table["split"] == split]
+    own, errors = rows[rows["metric"].isin(SCORES)], rows[rows["metric"] == "standard_error"]
+    keys = [name for name in rows.columns if name not in ("metric", "value", "error")]
+    return own.merge(errors[[*keys, "value"]].rename(columns={"value": "error"}), on=keys, how="left")
 
 
 def exact(value: float) -> Estimate:

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from recall_lab.folders import Row
+from recall_lab.metrics import standard_error
 
 LEVEL = 0.95
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -49,12 +50,9 @@ def mean_row(metric: str, values: Numbers, sequence: Numbers | None = None, **co
     if sequence is not None:
         found, index = np.unique(_flat(sequence), return_inverse=True)
         groups = index if len(found) > 1 else groups
-    # Sum of the residuals per cluster; with one value per cluster this gives the usual standard error.
-    residual = np.bincount(groups, weights=numbers - mean)
-    clusters, half = len(residual), 0.0
+    clusters, half = int(groups.max()) + 1, 0.0
     if clusters > 1:
-        error = (clusters / (clusters - 1) * np.square(residual).sum()) ** 0.5 / numbers.size
-        half = float(stats.t.ppf((1 + LEVEL) / 2, clusters - 1) * error)
+        half = float(stats.t.ppf((1 + LEVEL) / 2, clusters - 1) * standard_error(numbers, groups))
     return {"metric": metric, "value": mean, "low": mean - half, "high": mean + half, "count": numbers.size, **columns}
 
 
