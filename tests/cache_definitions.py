@@ -9,6 +9,7 @@ import torch
 from recall_lab.mixer.heavy_hitter import HeavyHitter
 from recall_lab.mixer.merging import Merging
 from recall_lab.mixer.paged import Paged
+from recall_lab.mixer.random_k import RandomK
 from recall_lab.mixer.sink_window import SinkWindow
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.top_k import TopK
@@ -41,13 +42,30 @@ def sink_window(q, k, m, *, budget, sinks) -> list[Groups]:
     return [[[s] for s in range(t + 1) if s < sinks or t - s < budget - sinks] for t in range(len(q))]
 
 
-def top_k(q, k, m, *, budget) -> list[Groups]:
+def top_k(q, k, m, *, budget, kept=None) -> list[Groups]:
     logits = q @ k.T
     penalty = m * q.shape[1] ** 0.5
+    first = [0 if kept is None else max(0, t + 1 - kept) for t in range(len(q))]
     ranked = [
-        sorted(range(t + 1), key=lambda s, t=t: (-float(logits[t, s]) + penalty * (t - s), s)) for t in range(len(q))
+        sorted(range(first[t], t + 1), key=lambda s, t=t: (-float(logits[t, s]) + penalty * (t - s), s))
+        for t in range(len(q))
     ]
     return [[[s] for s in sorted(order[:budget])] for order in ranked]
+
+
+def mixed(x: int) -> int:
+    """The hash of a word, in arithmetic on 32 bits."""
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & 0xFFFFFFFF
+    return x ^ (x >> 15)
+
+
+def random_k(q, k, m, *, budget, draw_seed=0) -> list[Groups]:
+    attended = []
+    for t in range(len(q)):
+        order = sorted(range(t), key=lambda s, t=t: -mixed(mixed(mixed(draw_seed) ^ t) ^ s))
+        attended.append([[s] for s in [*sorted(order[: budget - 1]), t]])
+    return attended
 
 
 def paged(q, k, m, *, budget, page) -> list[Groups]:
@@ -94,10 +112,22 @@ def merging(q, k, m, *, budget) -> list[Groups]:
 
 
 POLICIES: dict[str, tuple[type, Callable[..., list[Groups]], list[dict[str, int]]]] = {
+    "random_k": (
+        RandomK,
+        random_k,
+        [{"budget": b, "draw_seed": s} for b, s in [(1, 0), (2, 0), (5, 2**32 - 1), (40, 1)]],
+    ),
     "softmax": (Softmax, softmax, [{}]),
     "window": (Window, window, [{"budget": b} for b in (1, 2, 5, 16, 40)]),
     "sink_window": (SinkWindow, sink_window, [{"budget": b, "sinks": s} for b, s in [(1, 0), (4, 3), (9, 2), (40, 4)]]),
-    "top_k": (TopK, top_k, [{"budget": b} for b in (1, 2, 7, 40)]),
+    "top_k": (
+        TopK,
+        top_k,
+        [
+            *({"budget": b} for b in (1, 2, 7, 40)),
+            *({"budget": b, "kept": c} for b, c in [(1, 2), (3, 6), (4, 4), (2, 40)]),
+        ],
+    ),
     "paged": (Paged, paged, [{"budget": b, "page": p} for b, p in [(1, 1), (4, 4), (9, 3), (10, 5), (40, 8)]]),
     "heavy_hitter": (HeavyHitter, heavy_hitter, [{"budget": b} for b in (3, 4, 5, 8, 40)]),
     "merging": (Merging, merging, [{"budget": b} for b in (2, 3, 6, 9, 40)]),
@@ -105,6 +135,10 @@ POLICIES: dict[str, tuple[type, Callable[..., list[Groups]], list[dict[str, int]
 
 
 DYNAMIC = {"softmax", "top_k", "paged"}
+"""Policies that choose tokens by the query."""
+
+GROWING = {*DYNAMIC, "random_k"}
+"""Policies that keep every token, unless an option `kept` limits them to the most recent."""
 
 
 CASES = [(name, options) for name, (_, _, cases) in POLICIES.items() for options in cases]
@@ -153,8 +187,8 @@ def by_definition(
                     row[slot] = weight / len(slot)
                 rows.append(row)
             A[b][h] = torch.stack(rows)
-            kept = [[s] for s in range(n)]
-            if policy not in DYNAMIC:
+            kept = [[s] for s in range(n - min(n, options.get("kept", n + 1) - 1), n)]
+            if policy not in GROWING:
                 longer = [torch.cat([x[b, h].detach(), torch.ones_like(x[b, h, :1])]) for x in (q, k)]
                 kept = policy_slots(*longer)[-1][:-1]
             for name, x in (("k", k), ("v", v)):

@@ -22,6 +22,8 @@ OPTIONS: dict[str, list[dict]] = {
     "gated_delta": [{"allow_neg_eigval": True}],
     "based": [{"window": 5}],
     "log_linear": [{"levels": 3}],
+    "top_k": [{"budget": 8, "kept": 16}],
+    "random_k": [{"budget": 8, "draw_seed": 7}],
 }
 """Options with which a mechanism is tested in addition to its defaults."""
 

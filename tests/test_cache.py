@@ -12,6 +12,7 @@ from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.heavy_hitter import HeavyHitter
 from recall_lab.mixer.merging import Merging
 from recall_lab.mixer.paged import Paged
+from recall_lab.mixer.random_k import RandomK, drawn
 from recall_lab.mixer.sink_window import SinkWindow
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.top_k import TopK
@@ -102,6 +103,8 @@ def test_reductions(length, budget, seed):
     q, k, v = draw(length, seed)
     outputs = {
         "no sinks": (SinkWindow(d_model=8, budget=budget, sinks=0), Window(d_model=8, budget=budget), {}),
+        "a cache of as many": (TopK(d_model=8, budget=budget, kept=budget), Window(d_model=8, budget=budget), {}),
+        "a cache of all": (TopK(d_model=8, budget=budget, kept=length + budget), TopK(d_model=8, budget=budget), {}),
         "pages of one": (Paged(d_model=8, budget=budget, page=1), TopK(d_model=8, budget=budget), {}),
         "no forgetting": (
             Forgetting(d_model=8),
@@ -139,7 +142,7 @@ def test_top_k_keeps_more_weight_than_any_other_choice(length, budget, seed):
     q, k, _ = draw(length, seed)
     full = Softmax(d_model=8).effective_attention(q, k, {})
     share = {}
-    for policy in (TopK, Window, HeavyHitter, Paged):
+    for policy in (TopK, Window, HeavyHitter, Paged, RandomK):
         if budget < policy.least_budget:
             continue
         options = {"page": 1} if policy is Paged else {}
@@ -149,11 +152,44 @@ def test_top_k_keeps_more_weight_than_any_other_choice(length, budget, seed):
     assert all((share[TopK] >= other - 1e-12).all() for other in share.values())
 
 
+def test_random_tokens_are_drawn_evenly_and_independently():
+    """Of many draws: every past token equally often, at every distance, and two successive draws overlap by chance."""
+    n, count = 257, 17
+    chosen = torch.stack([drawn(n, n, count, seed, torch.device("cpu")) for seed in range(200)]).double()
+    assert (chosen.sum(-1) == torch.arange(1, n + 1).clamp(max=count)).all()
+    assert (chosen.diagonal(dim1=1, dim2=2) == 1).all()
+    share = (count - 1) / 256
+    last, before = chosen[:, 256, :255], chosen[:, 255, :255]
+    error = (share * (1 - share) / len(chosen)) ** 0.5
+    assert (last.mean(0) - share).abs().max() < 4.5 * error  # of 255 tokens
+    assert (last.mean() - share).abs() < 0.01 * share
+    assert (last * before).mean() == pytest.approx(share * 16 / 255, rel=0.1)
+
+
+def test_random_tokens_do_not_depend_on_content():
+    """Nor on heads, sequences and segments; another seed draws others."""
+    q, k, _ = draw(90)
+    A = RandomK(d_model=8, heads=2, budget=6).effective_attention(q, k, {}) > 0
+    assert A.equal(drawn(90, 90, 6, 0, q.device).expand_as(A))
+    assert drawn(7, 90, 6, 0, q.device).equal(drawn(90, 90, 6, 0, q.device)[-7:])
+    assert not drawn(90, 90, 6, 1, q.device).equal(drawn(90, 90, 6, 0, q.device))
+
+
 @pytest.mark.parametrize("policy", BUDGETED)
 def test_every_parameter_gets_a_gradient(policy):
     mixer = instantiate(config(f"mixer={policy}", "mixer.budget=16").mixer)(d_model=16)
     mixer(torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)))[0].square().sum().backward()
     assert all(p.grad.abs().max() > 0 for p in mixer.parameters())
+
+
+def test_the_state_of_top_k_is_bounded_by_the_tokens_kept():
+    """Not by the budget; without the option it grows."""
+    mixers = [
+        instantiate(config("mixer=top_k", f"mixer.kept={kept}", "mixer.budget=4", "mixer.short_conv=0").mixer)
+        for kept in (16, "null")
+    ]
+    sizes = [[mixer(d_model=16).state_size(n)[0] for n in (1, 15, 16, 100)] for mixer in mixers]
+    assert sizes == [[32, 480, 480, 480], [32, 480, 512, 3200]]
 
 
 @pytest.mark.parametrize("policy", ["window", "sink_window", "heavy_hitter", "merging"])

@@ -28,6 +28,7 @@ def build(name: str, **options) -> Mixer:
 
 NAMES = [
     "softmax", "softmax+sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k", "paged",
+    "random_k",
     "rnn", "lstm",
 ]  # fmt: skip
 
@@ -162,6 +163,10 @@ def test_forgetting_is_finite_for_any_gate():
         ("mixer=window mixer.budget=0", "budget=0: must be a whole number of at least 1"),
         ("mixer=window mixer.budget=true", "budget=True: must be a whole number of at least 1"),
         ("mixer=top_k mixer.budget=2.5", "budget=2.5: must be a whole number of at least 1"),
+        ("mixer=top_k mixer.kept=63", "kept=63: must be at least budget=64"),
+        ("mixer=top_k mixer.kept=70.5", "kept=70.5: must be a whole number of at least 1"),
+        ("mixer=random_k mixer.draw_seed=-1", "draw_seed=-1: must be a whole number of at least 0"),
+        ("mixer=random_k mixer.draw_seed=4294967296", r"draw_seed=4294967296: must be less than 2\^32"),
         ("mixer=heavy_hitter mixer.budget=x", "budget='x': must be a whole number of at least 3"),
         ("mixer=merging mixer.budget=1", "budget=1: must be a whole number of at least 2"),
         ("mixer=sink_window mixer.sinks=64", "sinks=64: must be less than budget=64"),

@@ -9,7 +9,7 @@ from hydra.utils import instantiate
 from recall_lab.model import Model
 
 
-@pytest.mark.parametrize("policy", ["window", "sink_window", "heavy_hitter", "merging", "top_k", "paged"])
+@pytest.mark.parametrize("policy", ["window", "sink_window", "heavy_hitter", "merging", "top_k", "paged", "random_k"])
 def test_a_policy_can_use_the_weights_of_softmax(policy):
     trained = instantiate(config("mixer=softmax").mixer)(d_model=16, heads=2)
     x = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))

@@ -42,6 +42,7 @@ FIXED = {
     "merging": ("#d2a679", "+"),
     "top_k": ("#4c4cff", "H"),
     "paged": ("#00b3b3", "8"),
+    "random_k": ("#7d8a97", "."),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""

@@ -3,7 +3,8 @@
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,      C_t ⊆ {0 … t}, never empty.
 
 A static policy (window, sink_window, heavy_hitter, merging) fixes C_t without q_t: a token that has left C_t never
-comes back, so the state is bounded. A dynamic policy (top_k, paged) chooses C_t by q_t and has to keep every token.
+comes back, so the state is bounded. A dynamic policy (top_k, paged) chooses C_t by q_t and has to keep every token
+it may choose from. The control random_k keeps every token, but chooses without q_t.
 Masked logits are −∞, so their weights are exactly zero.
 
 Positions are an option (`recall_lab.mixer.positions`): with rotary embeddings a key is rotated by its own position when
@@ -72,6 +73,17 @@ def only(logits: Attention, chosen: Bool[Tensor, "b h t s"]) -> Attention:
     Equals logits.masked_fill(~chosen, −∞), in less than half the time: 1 − 1/chosen is 0 for True and −∞ for False.
     """
     return logits + (1 - chosen.to(logits).reciprocal())
+
+
+def recent(logits: Attention, count: int) -> Attention:
+    """The logits of each query's last `count` tokens, its own included, −∞ elsewhere; the keys end with its own."""
+    t, s = logits.shape[-2:]
+    return logits + logits.new_full((t, s), -torch.inf).tril(s - t - count)
+
+
+def latest(x: Cached, count: int) -> Kept:
+    """The last `count` − 1 tokens, or all while there are fewer: what the next token's window of `count` can hold."""
+    return x[:, :, max(x.shape[2] - count + 1, 0) :]
 
 
 def read(logits: Attention, v: CachedValue) -> Value:

@@ -2,23 +2,39 @@
 
 from dataclasses import dataclass
 
-from recall_lab.mixer.cache import Budget, CachedKey, largest, only
+from recall_lab.checks import require, whole_number
+from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept, largest, latest, only, recent
 from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TopK(Budget):
-    """Every token is kept, and each query attends to the `budget` tokens with the largest logits.
+    """Of the tokens kept, each query attends to the `budget` tokens with the largest logits.
 
-    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions s ≤ t of largest q_t·k_s (all
-    positions while t < budget; of equal ones the earliest). Token t is included only if it is among them.  A is that
-    softmax;  state: all k and v so far. With positions, logits are ranked as the softmax receives them: of rotated q
-    and k, or with ALiBi's bias. No other choice of `budget` tokens covers more of softmax's weight, so top_k is
-    the upper bound for policies with this budget.
-    Source: Gupta et al., arXiv 2106.06899.
+    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions t − C < s ≤ t of largest q_t·k_s (all
+    of them while there are fewer; of equal ones the earliest), C = `kept`, or all positions s ≤ t without it. Token t
+    is included only if it is among them.  A is that softmax;  state: k and v of the last C − 1 tokens, or of all.
+    With positions, logits are ranked as the softmax receives them: of rotated q and k, or with ALiBi's bias. With all
+    tokens kept, no other choice of `budget` tokens covers more of softmax's weight, so top_k is the upper bound for
+    policies with this budget. With C = `budget` it is `window`.
+    Source: Gupta et al., arXiv 2106.06899. Raises ValueError unless kept ≥ budget.
     """
+
+    kept: int | None = None
+    """C: most recent tokens that are kept to choose from, the current one included; None: all tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kept is not None:
+            whole_number("kept", self.kept)
+            require(self.kept >= self.budget, f"kept={self.kept}: must be at least budget={self.budget}")
 
     def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
         logits = super().logits(q, k, bias)
+        if self.kept is not None:
+            logits = recent(logits, self.kept)
         return only(logits, largest(logits.detach(), self.budget))
+
+    def keep(self, x: Cached) -> Kept:
+        return x if self.kept is None else latest(x, self.kept)

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept
+from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept, latest, recent
 from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
@@ -19,9 +17,7 @@ class Window(Budget):
     """
 
     def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
-        logits = super().logits(q, k, bias)
-        t, s = logits.shape[-2:]
-        return logits + logits.new_full((t, s), -torch.inf).tril(s - t - self.budget)
+        return recent(super().logits(q, k, bias), self.budget)
 
     def keep(self, x: Cached) -> Kept:
-        return x[:, :, max(x.shape[2] - self.budget + 1, 0) :]
+        return latest(x, self.budget)
