@@ -118,9 +118,9 @@ def test_every_value_is_in_exactly_one_bin(rng):
 
 def test_every_configured_probe_runs_on_a_model(rng):
     torch.manual_seed(0)
-    make = instantiate(config("mixer=delta_rule", "mixer.heads=2").mixer)
-    model = Model(vocab=32, mixer=make, d_model=16, layers=2, mlp=0.0)
-    batch = MQAR(vocab=32, length=32, pairs=4).sample(8, rng)
+    makers = [instantiate(config(f"mixer={name}", "mixer.heads=2").mixer) for name in ("delta_rule", "softmax")]
+    model = Model(vocab=32, mixer=makers, d_model=16, layers=2, mlp=0.0)
+    batch = MQAR(vocab=32, length=64, pairs=4).sample(8, rng)
     configured = config(f"probe=[{','.join(names('probe'))}]", "probe.cost.lengths=[16,32]", "probe.cost.timed=false")
     probes = [instantiate(configured.probe[name], _convert_="all") for name in names("probe")]
     rows = base.run(probes, model, batch, rng)

@@ -49,8 +49,8 @@ def policies(
 
     policy_accuracy             share of the scored positions answered correctly, on the second half of the sequences
     policy_validation_accuracy  the same on the first half, by which a policy may be chosen
-    All rows have the columns length, policy (the module's name), budget (B), share (B/n) and kept: the tokens or slots
-    that the last query can choose from, at most n.
+    All rows have the columns length, policy (the module's name, and "C=2B" where `kept` is given), budget (B), share
+    (B/n) and kept: the tokens or slots that the last query can choose from, at most n.
     Raises ValueError for fewer than two sequences, a continuous task, a model without softmax attention, a policy that
     is not one, and options or a budget that are impossible for it.
     """
@@ -68,8 +68,8 @@ def policies(
             changed, kept = _with_policy(model, policy, budget, length)
             parts = zip(tokens.split(SEQUENCES), scored.split(SEQUENCES), strict=True)
             hits = metrics.correct(torch.cat([changed(*part) for part in parts]), targets).cpu().numpy()
-            columns = {"length": length, "policy": str(policy["policy"]).split(".")[-2], "budget": budget,
-                       "share": budget / length, "kept": kept}  # fmt: skip
+            name = str(policy["policy"]).split(".")[-2] + (f" C={policy['kept']:g}B" if policy.get("kept") else "")
+            columns = {"length": length, "policy": name, "budget": budget, "share": budget / length, "kept": kept}
             for metric, half in (("policy_accuracy", second), ("policy_validation_accuracy", ~second)):
                 rows.append(share_row(metric, hits[half], sequence[half], **columns))
     return rows
