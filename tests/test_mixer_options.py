@@ -42,6 +42,8 @@ def test_every_key_has_an_effect(name):
             others = [1, 2, value + 1, 4]
         elif isinstance(value, float):
             others = [value / 2]
+        elif value is None:
+            others = [1]
         else:
             with pytest.raises(ValueError, match=key):
                 build(name, **{key: "nonsense"})

@@ -47,6 +47,7 @@ class RandomK(Budget):
     The tokens are drawn anew at each position t, and are the same for all sequences, heads and layers. A hash instead
     of a stream of random numbers makes a draw depend on nothing else: not on segments, steps, batch or device.
     It is the control for `top_k`: as many tokens from as large a cache, but without the query.
+    Source: a control of this project; fixed random sets of keys: BigBird, Zaheer et al., arXiv 2007.14062.
     Raises ValueError unless 0 ≤ draw_seed < 2³².
     """
 
