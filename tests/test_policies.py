@@ -37,7 +37,7 @@ def batch(rng):
 
 def accuracy(made: Model, batch) -> tuple[float, float]:
     """Of the first and of the second half of the sequences."""
-    tokens, scored, targets = arrays(batch, torch.device("cpu"))
+    tokens, scored, targets = arrays(batch)
     with torch.no_grad():
         hits = metrics.correct(made(tokens, scored), targets).numpy()
     first = np.nonzero(batch.scored)[0] < len(batch.tokens) // 2

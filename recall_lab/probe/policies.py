@@ -12,7 +12,7 @@ from torch import nn
 
 from recall_lab import metrics
 from recall_lab.checks import number, require
-from recall_lab.data import arrays
+from recall_lab.data import arrays, to_device
 from recall_lab.mixer.cache import Budget, Cache
 from recall_lab.probe.base import Row
 from recall_lab.probe.rows import share_row
@@ -56,8 +56,9 @@ def policies(
     """
     sequences, length = batch.scored.shape
     require(sequences > 1, f"test.probe_sequences={sequences}: must be at least 2, half of them for validation")
-    tokens, scored, targets = arrays(batch, next(model.parameters()).device)
-    require(not targets.is_floating_point(), "a continuous task has no accuracy")
+    require(batch.targets.dtype.kind == "i", "a continuous task has no accuracy")
+    device = next(model.parameters()).device
+    parts = [to_device(arrays(part), device) for part in _parts(batch)]
     sequence = np.nonzero(batch.scored)[0]
     second = sequence >= sequences // 2
     rows: list[Row] = []
@@ -66,13 +67,19 @@ def policies(
         budget = max(1, round(share * length))
         for policy in policies:
             changed, kept = _with_policy(model, policy, budget, length)
-            parts = zip(tokens.split(SEQUENCES), scored.split(SEQUENCES), strict=True)
-            hits = metrics.correct(torch.cat([changed(*part) for part in parts]), targets).cpu().numpy()
+            right = [metrics.correct(changed(tokens, scored), targets) for tokens, scored, targets in parts]
+            hits = torch.cat(right).cpu().numpy()
             name = str(policy["policy"]).split(".")[-2] + (f" C={policy['kept']:g}B" if policy.get("kept") else "")
             columns = {"length": length, "policy": name, "budget": budget, "share": budget / length, "kept": kept}
             for metric, half in (("policy_accuracy", second), ("policy_validation_accuracy", ~second)):
                 rows.append(share_row(metric, hits[half], sequence[half], **columns))
     return rows
+
+
+def _parts(batch: Batch) -> list[Batch]:
+    """The batch in parts of at most SEQUENCES sequences."""
+    starts = range(0, len(batch.tokens), SEQUENCES)
+    return [Batch(batch.tokens[i : i + SEQUENCES], batch.targets[i : i + SEQUENCES]) for i in starts]
 
 
 def _with_policy(model: nn.Module, policy: Mapping[str, Any], budget: int, length: int) -> tuple[nn.Module, int]:
