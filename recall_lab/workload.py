@@ -135,10 +135,9 @@ class TrainAndTest(Workload):
 
     def _length(self, last: Scores) -> list[Row]:
         """How long was trained: the number of steps, and whether (1 or 0) training stopped because it was solved."""
-        columns = {**cell_columns(self.task), "split": "validation"}
         solved = self.train.solved is not None and last["worst_accuracy"] >= self.train.solved
         facts = {"steps": last["step"], "solved": float(solved)}
-        return [{**columns, "metric": name, "value": value} for name, value in facts.items()]
+        return [{"split": "validation", "metric": name, "value": value} for name, value in facts.items()]
 
 
 @dataclass(frozen=True, kw_only=True)

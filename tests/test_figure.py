@@ -101,6 +101,17 @@ def test_each_value_of_a_nonnumeric_parameter_gets_a_panel():
     assert [lines(ax)["linear"].get_ydata().tolist() for ax in panels(figure)] == [[1, 1], [0.5, 0.5]]
 
 
+def test_a_panel_names_what_its_models_were_trained_with():
+    """The names of series leave it out, so that a mechanism has one colour in all panels."""
+    parts = [
+        scores("state_tracking", [{"length": n, "group": group} for n in (4, 8)], lambda mixer, cell: 0.5,
+               **{"trained.group": group})
+        for group in ("parity", "s3")
+    ]  # fmt: skip
+    figure = drawn(retrieval, named(*parts))["retrieval_state_tracking"]
+    assert [set(lines(ax)) for ax in panels(figure)] == [{"linear", "delta_rule"}] * 2
+
+
 def test_a_task_without_a_parameter_that_varies():
     cells = [{"words": words} for words in (2, 4)]
     assert set(drawn(retrieval, named(scores("mine", cells, lambda mixer, cell: 0.5)))) == {"retrieval_mine_by_words"}

@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
     for task in sorted(set(scored["task"])):
-        part = table[table["task"] == task]
+        part = table[(table["task"] == task) & table["metric"].isin((*SCORES, "chance", "state_elements"))]
         test = scored[scored["task"] == task]
         numbers = [name for name in test if name.startswith("task.") and _is_number(test[name])]
         has_length = LENGTH in numbers
@@ -57,7 +57,7 @@ def _over_length(task: str, part: pd.DataFrame, test: pd.DataFrame, varied: list
         names = [name for name in names if name not in varied]
         panels = base.facets(part, names)
     averaged = [name.removeprefix("task.") for name in varied if name not in names]
-    return _figure(task, LENGTH, panels, averaged)
+    return _figure(task, LENGTH, _named(panels, names), averaged)
 
 
 def _over(task: str, part: pd.DataFrame, test: pd.DataFrame, axis: str) -> Figure | None:
@@ -72,7 +72,18 @@ def _over(task: str, part: pd.DataFrame, test: pd.DataFrame, axis: str) -> Figur
         most = max(names, key=lambda name: test[name].nunique())
         names.remove(most)
         averaged.append(most.removeprefix("task."))
-    return _figure(task, axis, panels, averaged) if panels else None
+    return _figure(task, axis, _named(panels, names), averaged) if panels else None
+
+
+def _named(panels: dict[str, pd.DataFrame], names: list[str]) -> dict[str, pd.DataFrame]:
+    """The panels, in which the names of series leave out what the panel's title says: parameters that every model was
+    trained with as it is tested."""
+    everything = pd.concat(panels)
+    trained = {f"trained.{name.removeprefix('task.')}": name for name in names}
+    same = [setting for setting, name in trained.items()
+            if setting in everything and (everything[setting] == everything[name]).all()]  # fmt: skip
+    named = base.along(everything, *same) if same else everything
+    return {title: named.loc[title] for title in panels}
 
 
 def _tested(rows: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +92,7 @@ def _tested(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: list[str]) -> Figure:
     everything = pd.concat(panels.values())
-    points = summarise(everything, ["series", axis])
+    points = pd.concat(summarise(rows, ["series", axis]) for rows in panels.values())
     looks = style.looks(points["series"])
     labels = _labels(everything, list(looks))
     label = axis.removeprefix("task.")

@@ -119,10 +119,10 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
 
 
 def _shade(colour: str, number: int, count: int) -> Colour:
-    """The colour itself for a single series; for one of several, its hue at a lightness from 0.2 to 0.75."""
+    """The colour itself for a single series; for one of several, its hue at a lightness from 0.2 to 0.68."""
     hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
     if count > 1:
-        light = 0.2 + 0.55 * number / (count - 1)
+        light = 0.2 + 0.48 * number / (count - 1)
     return colorsys.hls_to_rgb(hue, light, saturation)
 
 
