@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
-from recall_lab.mixer.cache import Budget, CachedKey, largest, only
+import torch
+
+from recall_lab.mixer.cache import CachedKey, largest, score
 from recall_lab.mixer.positions import Bias
-from recall_lab.shapes import Attention, Query
+from recall_lab.mixer.selection import Chosen, Selection
+from recall_lab.shapes import Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class TopK(Budget):
+class TopK(Selection):
     """Every token is kept, and each query attends to the `budget` tokens with the largest logits.
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions s ≤ t of largest q_t·k_s (all
@@ -19,6 +22,8 @@ class TopK(Budget):
     Source: Gupta et al., arXiv 2106.06899.
     """
 
-    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
-        logits = super().logits(q, k, bias)
-        return only(logits, largest(logits.detach(), self.budget))
+    def chosen(self, q: Query, k: CachedKey, bias: Bias | None) -> Chosen:
+        logits = score(q, k)
+        t = q.shape[2]
+        logits[..., -t:] += q.new_full((t, t), -torch.inf).triu(1) if bias is None else 0
+        return largest(logits if bias is None else logits + bias, self.budget)
