@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recall_lab.checks import whole_number
-from recall_lab.mixer.base import Mixer, Width
-from recall_lab.mixer.feature_map import taylor
-from recall_lab.mixer.matrix_memory import Update, chunked, step
+from recall_lab.mixer.base import Mixer, Width, query_scale
+from recall_lab.mixer.feature_map import series, taylor
+from recall_lab.mixer.matrix_memory import Kernel, Update, chunked, step
 from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.mixer.taylor_window import window_correction
 from recall_lab.shapes import Gates, Query, State, Value
@@ -46,7 +46,9 @@ class Based(Mixer):
         state = self.empty_state(q, v) if state is None else state
         if q.shape[2] == 0:
             return v, state
-        return self._run(partial(chunked, chunk=self.chunk), q, k, v, state)
+        with without_autocast(q):
+            kernel = Kernel(full_precision(q) * query_scale(q.shape[-1]), full_precision(k), series)
+        return self._run(partial(chunked, chunk=self.chunk, kernel=kernel), q, k, v, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         return self._run(step, q, k, v, state)

@@ -28,6 +28,11 @@ def taylor(x: Input) -> Features:
     return torch.cat([torch.ones_like(x[..., :1]), x / d**0.25, square, mixed], dim=-1)
 
 
+def series(z: Tensor) -> Tensor:
+    """1 + z + z²/2, the products of the features of `taylor`."""
+    return torch.addcmul(1 + z, z, z, value=0.5)
+
+
 def dpfp(x: Input, nu: int = 2) -> Features:
     """Deterministic parameter-free projection: r ⊙ roll(r, j), j = 1 … ν, with r = relu([x, −x]); f = 2 ν d.
 

@@ -92,11 +92,27 @@ def naive(q: Query, update: Update, state: Tensor) -> tuple[Value, Tensor]:
     return torch.cat(outputs, dim=2), state
 
 
-def chunked(q: Query, update: Update, state: Tensor, chunk: int | None = None) -> tuple[Value, Tensor]:
+class Kernel(NamedTuple):
+    """Products of wide features, computed from the narrow vectors that they are features of: φ(x)·φ(y) = of(x·y).
+
+    read  b h t d: x, of which the queries are features.
+    key   b h t d: y, of which the write keys are features.
+    of    the function of x·y.
+    """
+
+    read: Tensor
+    key: Tensor
+    of: Callable[[Tensor], Tensor]
+
+
+def chunked(
+    q: Query, update: Update, state: Tensor, chunk: int | None = None, kernel: Kernel | None = None
+) -> tuple[Value, Tensor]:
     """All positions in chunks: outputs (b h t v) and the last state (b h k v), from the state before the first.
 
     t may be 0. Time and storage are linear in t. chunk: positions that are solved together, a power of two; None: about
-    half of d_key, between 16 and 64, which is the fastest on a CPU.
+    half of d_key, between 16 and 64, which is the fastest on a CPU. kernel: gives the products within a chunk, for an
+    update that only writes.
     """
     b, h, length, d_key = q.shape
     if length == 0:
@@ -112,7 +128,11 @@ def chunked(q: Query, update: Update, state: Tensor, chunk: int | None = None) -
         return x.reshape(b * h * chunks, chunk, *x.shape[3:])
 
     v, g = fold(update.write_value), None if update.log_decay is None else fold(update.log_decay)  # n c v, n c (k)
-    if update.erase_read is None:
+    if kernel is not None:
+        query, write_key = fold(q), fold(update.write_key)  # n c k
+        pairs = kernel.of(fold(kernel.read) @ fold(kernel.key).mT).tril()  # n c c
+        parts = _Chunks(pairs @ v, query, write_key.mT @ v, None, None)
+    elif update.erase_read is None:
         parts = _write_only(v, g, fold(q), fold(update.write_key))
     else:
         keys = [fold(x) for x in (update.write_key, update.erase_key) if x is not None]  # n c k

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from recall_lab.checks import require, whole_number
 from recall_lab.mixer.base import query_scale
-from recall_lab.mixer.cache import Budget, CachedKey, largest, only
+from recall_lab.mixer.cache import CachedKey, largest
 from recall_lab.mixer.positions import Bias
-from recall_lab.shapes import Attention, Query
+from recall_lab.mixer.selection import Chosen, Selection
+from recall_lab.shapes import Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Paged(Budget):
+class Paged(Selection):
     """Every token is kept, in pages, and each query attends to the pages that may hold its largest logits.
 
     Page p holds the positions p·page … (p+1)·page − 1 up to t. With m_c and M_c the smallest and largest value of
@@ -36,16 +37,15 @@ class Paged(Budget):
         whole_number("page", self.page)
         require(self.budget % self.page == 0, f"page={self.page}: must divide budget={self.budget}")
 
-    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
-        logits = super().logits(q, k, bias)
-        bound = self.bound(q.detach(), k.detach())  # b h t pages
+    def chosen(self, q: Query, k: CachedKey, bias: Bias | None) -> Chosen:
+        bound = self.bound(q, k)  # b h t pages
         if bias is not None:
             least_distant = (
                 F.pad(bias, (0, -k.shape[2] % self.page), value=-torch.inf).unflatten(3, (-1, self.page)).amax(4)
             )
             bound = bound * query_scale(q.shape[-1]) + least_distant
         pages = largest(bound, self.budget // self.page)  # b h t pages
-        return only(logits, pages.repeat_interleave(self.page, dim=-1)[..., : k.shape[2]])
+        return pages.repeat_interleave(self.page, dim=-1)[..., : k.shape[2]]
 
     def bound(self, q: Query, k: CachedKey) -> Float[Tensor, "b h t pages"]:
         """Σ_c max(q_c m_c, q_c M_c) for each query and page, −∞ for pages that begin after the query."""

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from recall_lab.checks import require, whole_number
-from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept, largest, latest, only, recent
+from recall_lab.mixer.cache import Cached, CachedKey, Kept, largest, latest, recent, score
 from recall_lab.mixer.positions import Bias
-from recall_lab.shapes import Attention, Query
+from recall_lab.mixer.selection import Chosen, Selection
+from recall_lab.shapes import Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class TopK(Budget):
+class TopK(Selection):
     """Of the tokens kept, each query attends to the `budget` tokens with the largest logits.
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions t − C < s ≤ t of largest q_t·k_s (all
@@ -30,11 +33,17 @@ class TopK(Budget):
             whole_number("kept", self.kept)
             require(self.kept >= self.budget, f"kept={self.kept}: must be at least budget={self.budget}")
 
-    def logits(self, q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
-        logits = super().logits(q, k, bias)
-        if self.kept is not None:
-            logits = recent(logits, self.kept)
-        return only(logits, largest(logits.detach(), self.budget))
+    def chosen(self, q: Query, k: CachedKey, bias: Bias | None) -> Chosen:
+        logits = score(q, k)
+        t = q.shape[2]
+        if bias is None:
+            logits[..., -t:] += q.new_full((t, t), -torch.inf).triu(1)
+        else:
+            logits = logits + bias
+        if self.kept is None:
+            return largest(logits, self.budget)
+        logits = recent(logits, self.kept)
+        return largest(logits, self.budget) & (logits > -torch.inf)
 
     def keep(self, x: Cached) -> Kept:
         return x if self.kept is None else latest(x, self.kept)

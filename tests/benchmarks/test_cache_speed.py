@@ -14,6 +14,7 @@ from recall_lab.mixer.heavy_hitter import HeavyHitter
 from recall_lab.mixer.merging import Merging
 from recall_lab.mixer.sink_window import SinkWindow
 from recall_lab.mixer.softmax import Softmax
+from recall_lab.mixer.top_k import TopK
 from recall_lab.mixer.window import Window
 
 
@@ -89,3 +90,15 @@ def test_forgetting_takes_at_most_twice_the_time_of_softmax():
         run(Softmax(d_model=64, heads=2)), run(Forgetting(d_model=64, heads=2), "log_forget"), times=3
     )
     assert forgetting <= 2 * softmax, f"{forgetting / softmax:.2f} ×"
+
+
+@pytest.mark.parametrize(("length", "limit"), [(512, 1.7), (4096, 2.5)])
+def test_top_k_relative_to_softmax(length, limit):
+    """Forward and backward pass."""
+
+    def run(mixer: Mixer) -> Callable[[], object]:
+        q, k, v = (torch.randn(16, 2, length, 32).requires_grad_() for _ in range(3))
+        return lambda: mixer.parallel(q, k, v, {})[0].sum().backward()
+
+    softmax, top_k = seconds(run(Softmax(d_model=64, heads=2)), run(TopK(d_model=64, heads=2)), times=3)
+    assert top_k <= limit * softmax, f"{top_k / softmax:.2f} ×"

@@ -71,7 +71,7 @@ def ratios(length: int) -> dict[type, float]:
         (GatedDelta, 4096, 0.6),
         (KDA, 512, 1.1),
         (RWKV7, 512, 1.8),
-        (Based, 512, 2.0),
+        (Based, 512, 1.8),
         (Based, 4096, 1.0),
         (Mesa, 512, 5.5),
         (Mesa, 4096, 1.3),
