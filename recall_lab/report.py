@@ -53,7 +53,7 @@ def make(folder: Path) -> Report:
     results.save(table, folder / "table.parquet")
     over = results.selected_settings(folder)
     chosen = results.select(table, over)
-    drawn = page.with_curves(folder, chosen, over)
+    drawn = page.with_curves(folder, chosen, over, failed)
     pictures = list(page.pictures(folder / "figure", drawn, table, failed))
     grids = _grids(chosen, failed)
     missing = [*_missing(runs), *results.repeated(sound)]

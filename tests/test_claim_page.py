@@ -60,7 +60,7 @@ def test_the_page_of_a_verdict(judge, tmp_path):
     assert code == 0
     found = check_structure(text)
     assert [image["alt"].partition(":")[0] for image in found.images] == ["retrieval_mqar"] * 2
-    assert text.count('<a href="#figure-one-retrieval_mqar">retrieval_mqar</a>, above') == 1
+    assert text.count('<a href="#figure-one-retrieval_mqar">one-retrieval_mqar</a>, above') == 1
     assert {"claim-high", "claim-higher"} <= set(found.ids)
     for part in ("The accuracy is &lt;high&gt;.", "Its mean over all cells.", "✓ supported", "✗ refuted", "≥ 0.01",
                  "· reported", f"recall-lab claim higher root={tmp_path} size=large", "experiment=two",

@@ -187,6 +187,15 @@ def test_settings_that_vary_and_those_that_do_not(folder):
 
 
 @pytest.mark.usefixtures("_without_figures")
+def test_a_damaged_training_curve_is_named(folder):
+    run = write(folder)
+    (run / "curve.json").write_text("[{")
+    (line,) = report.make(folder).failed
+    assert line.startswith(f"training curve of {run.name}: ValueError: {run / 'curve.json'} is damaged")
+    assert "0.026" in page(folder)
+
+
+@pytest.mark.usefixtures("_without_figures")
 def test_cells_and_seeds_that_a_series_lacks_are_named(folder):
     write(folder)
     write(folder, seed=1)

@@ -70,12 +70,13 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
         verdict_table(lines).to_csv(temporary, index=False)
     options = ["--config-dir", config_dir] if config_dir else []
     pictures = _pictures(claims, measured, folder / "figure", failed)
-    shown = _sections(judged, claims, folder, pictures, [*options, *settings])
+    shown = _sections(judged, claims, folder, pictures, failed, [*options, *settings])
     path = page.write(
         folder,
         "claims",
         {
             "title": "Claims",
+            "folder": folder,
             "command": shlex.join(["recall-lab", "claim", *options, *words]),
             "multiplicity": multiplicity([line for _, line in lines]),
             "sections": shown,
@@ -127,10 +128,13 @@ def _sections(
     claims: dict[str, Claim],
     folder: Path,
     pictures: dict[str, list[page.Picture]],
+    failed: list[str],
     settings: list[str],
 ) -> list[Section]:
     shown: set[str] = set()
     sections = []
+    commands = {name: list(attempt(failed, f"commands of {name}", folders.commands, folder / name))
+                for name in _experiments(claims)}  # fmt: skip
     for name, claim in claims.items():
         own = [picture for experiment in claim.experiments for picture in pictures.get(experiment, ())
                if picture.name.startswith(tuple(claim.figures))]  # fmt: skip
@@ -141,7 +145,7 @@ def _sections(
                 measurements(claim),
                 shlex.join(["recall-lab", "claim", name, *settings]),
                 [(line, effect(line.estimate)) for line in judged[name]],
-                {experiment: folders.commands(folder / experiment) for experiment in claim.experiments},
+                {experiment: commands[experiment] for experiment in claim.experiments},
                 [picture for picture in own if picture.file not in shown],
                 [picture for picture in own if picture.file in shown],
             )
@@ -158,7 +162,7 @@ def _pictures(
     for name, own in measured.items():
         wanted = sorted({figure for claim in claims.values() if name in claim.experiments for figure in claim.figures})
         if wanted:
-            rows = page.with_curves(own.folder, own.chosen, own.over)
+            rows = page.with_curves(own.folder, own.chosen, own.over, failed)
             drawn[name] = list(page.pictures(folder, rows, own.every, failed, wanted, f"{name}-"))
     return drawn
 
