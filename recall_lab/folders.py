@@ -1,6 +1,7 @@
 """The folders that runs are written to, and the files in them.
 
 outputs/NAME/            a sweep: any number of runs, and what `recall-lab report` makes of them
+  commands.json          the commands that were given for it, and the descriptions of their experiments
   RUN/                   one run, named by a hash of what determines its result
     config.yaml          the settings that the run used, resolved
     status.json          format, state, times, error, versions, device, threads
@@ -28,6 +29,9 @@ FORMAT = 2
 
 SELECT = "select.json"
 """In a sweep's folder: the settings that its report selects on validation."""
+
+COMMANDS = "commands.json"
+"""In a sweep's folder: the commands that were given for it."""
 
 MARK = ".recall_lab"
 """The file that marks a folder as a sweep's folder of recall_lab."""
@@ -74,6 +78,23 @@ def claim(folder: Path, select: Sequence[str] | None = None) -> None:
     runs(folder)
     if select is not None:
         write_json(folder / SELECT, list(select))
+
+
+def add_command(folder: Path, command: str, description: str = "") -> None:
+    """Adds a command to those of the sweep's folder. The same one again only renews the description."""
+    others = [other for other in commands(folder) if other["command"] != command]
+    write_json(folder / COMMANDS, [*others, {"command": command, "description": description}])
+
+
+def commands(folder: Path) -> list[dict[str, str]]:
+    """The commands that were given for the sweep, the latest last: `command`, and the `description` of its experiment
+    or "". Raises ValueError, naming the file, if it is damaged."""
+    found = read_json(folder / COMMANDS, [])
+    if not (
+        isinstance(found, list) and all(isinstance(x, dict) and {"command", "description"} <= set(x) for x in found)
+    ):
+        raise ValueError(f"{folder / COMMANDS} is damaged; delete it")
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,30 +1,33 @@
-"""Makes the report of a sweep's folder: its table, its figures and one self-contained report.html."""
+"""Makes the report of a sweep's folder: its table, its figures, and the pages report.html and report.md."""
 
-import base64
-import importlib
-import pkgutil
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-import jinja2
 import pandas as pd
-from matplotlib.figure import Figure
 
-from recall_lab import fairness, folders, results
-from recall_lab import figure as figures
+from recall_lab import fairness, folders, page, results
 from recall_lab.figure import style
-from recall_lab.files import read_json, replacing, write_text
-
-T = TypeVar("T")
+from recall_lab.page import attempt
+from recall_lab.series import setting_columns
 
 WIDE = 12
 """Largest number of columns of a grid with one line per series; a wider grid is transposed."""
 
+MANY = 8
+"""Largest number of values, cells or series that are listed."""
+
 PROVENANCE = ["git", "version", "torch", "numpy", "python", "device", "threads"]
 """Columns on the revision, the versions and the machine of a run."""
+
+VERDICTS = {
+    "solved": "yes: every validation cell is solved",
+    "end": "yes: {gain:+.3f} from twice {half:.0f} steps",
+    "gains": "no: {gain:+.3f} from twice {half:.0f} steps",
+    "unknown": "not shown",
+}
+"""Verdict of `fairness.trained_to_end` → words."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Report:
 
 
 def make(folder: Path) -> Report:
-    """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, and FOLDER/report.html.
+    """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, FOLDER/report.html and FOLDER/report.md.
 
-    A figure or grid that raises an exception, and a run with a damaged file, is named in report.html and in `failed`;
+    A figure or grid that raises an exception, and a run with a damaged file, is named in the pages and in `failed`;
     the others are made. Raises folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has
     results, and ValueError if none can be read.
     """
@@ -50,98 +53,56 @@ def make(folder: Path) -> Report:
     results.save(table, folder / "table.parquet")
     over = results.selected_settings(folder)
     chosen = results.select(table, over)
-    (folder / "figure").mkdir(exist_ok=True)
-    drawn = pd.concat([chosen, _curves(folder, chosen)])
-    drawn.attrs["selected"] = over
-    images = _images(folder / "figure", drawn, table, failed)
+    drawn = page.with_curves(folder, chosen, over, failed)
+    pictures = list(page.pictures(folder / "figure", drawn, table, failed))
     grids = _grids(chosen, failed)
     missing = [*_missing(runs), *results.repeated(sound)]
-    notes = list(_attempt(failed, "notes on fairness", fairness.notes, chosen, table))
-    page = folder / "report.html"
+    gaps = [line for title, grid in grids.items() for line in _gaps(title.partition(":")[0], grid)]
+    notes = list(attempt(failed, "notes on fairness", fairness.notes, chosen, table))
+    commands = list(attempt(failed, "commands", folders.commands, folder))
     content = {
-        "title": f"recall_lab: {folder.name}",
-        "folder": folder,
-        "grids": {title: _html(grid) for title, grid in grids.items()},
+        "title": folder.resolve().name,
+        "facts": _facts(table, chosen),
+        "commands": [made["command"] for made in commands],
+        "descriptions": list(dict.fromkeys(made["description"] for made in commands if made["description"])),
+        "grids": grids,
         "missing": missing,
+        "gaps": gaps,
         "notes": notes,
+        "training": next(attempt(failed, "training", _training, chosen, table), None),
         "failed": failed,
-        "images": images,
+        "pictures": pictures,
         "selected": ", ".join(over) if len(chosen) < len(table) else "",
-        "provenance": _provenance(table),
+        "varying": _settings(table, True),
+        "constant": _settings(table, False),
+        "environment": _environment(table),
     }
-    write_text(page, _template().render(content))
+    path = page.write(folder, "sweep", content)
     text = [f"\n{title}\n{grid.to_string()}" for title, grid in grids.items()]
     text += [f"\nmissing or replaced: {line}" for line in missing]
     text += [f"\nnot in the report: {line}" for line in failed]
     text += [f"\nnote: {line}" for line in notes]
-    return Report("\n".join([*text, f"\nreport: {page}"]), failed)
+    return Report("\n".join([*text, f"\nreport: {path}"]), failed)
 
 
-def _template() -> jinja2.Template:
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+def _facts(table: pd.DataFrame, chosen: pd.DataFrame) -> str:
+    """The size of the sweep in a line."""
+    runs = table.drop_duplicates("run")
+    counts = {"run": len(runs), "series": chosen["series"].nunique(), "task": runs["task"].nunique(),
+              "seed": runs["seed"].nunique()}  # fmt: skip
+    words = [f"{n} {name if n == 1 or name == 'series' else name + 's'}" for name, n in counts.items()]
+    return f"{', '.join(words)}, {_time(runs['seconds'].sum())} of computation"
+
+
+def _time(seconds: float) -> str:
+    """A duration in one unit: 45 s, 12 min, 3.1 h."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
     )
-    return environment.get_template("report.html.jinja")
-
-
-def _images(folder: Path, chosen: pd.DataFrame, every: pd.DataFrame, failed: list[str]) -> dict[str, str]:
-    """Draws and saves every figure of every task; returns name → png in base64.
-
-    A figure shows the chosen runs, one whose module sets EVERY_RUN all of them.
-    """
-    images: dict[str, str] = {}
-    files: set[str] = set()
-    for module in pkgutil.iter_modules(figures.__path__):
-        content = importlib.import_module(f"{figures.__name__}.{module.name}")
-        draw = getattr(content, "draw", None)
-        if draw is None:  # a module that figures share
-            continue
-        table = every if getattr(content, "EVERY_RUN", False) else chosen
-        for task, part in table.groupby("task"):
-            for name, drawing in _attempt(failed, f"figure {module.name} of {task}", draw, part):
-                stem = folder / _file_name(name, files)
-                for png in _attempt(failed, f"figure {name}", _save, drawing, stem):
-                    images[name if name not in images else f"{name}, {task}"] = base64.b64encode(png).decode()
-    return images
-
-
-def _attempt(failed: list[str], what: str, make: Callable[..., Iterable[T]], *arguments: object) -> Iterator[T]:
-    """Yields from make(*arguments). An exception ends this and is added to `failed` as a line starting with `what`."""
-    try:
-        yield from make(*arguments)
-    except Exception as error:
-        failed.append(f"{what}: {type(error).__name__}: {' '.join(str(error).split())}")
-
-
-def _file_name(name: str, taken: set[str]) -> str:
-    """The name without characters that are special in paths and shells, made different from all names in `taken`."""
-    stem = re.sub(r"[^\w.+=-]+", "-", name).strip("-.") or "figure"
-    unique = next(s for s in (stem, *(f"{stem}-{number}" for number in range(2, len(taken) + 3))) if s not in taken)
-    taken.add(unique)
-    return unique
-
-
-def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
-    """Writes STEM.png and STEM.svg, and yields the png."""
-    for kind, metadata in (("png", None), ("svg", {"Date": None})):
-        # The same settings as when it was drawn, because they determine how the svg is written.
-        with style.style(), replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
-            drawing.savefig(temporary, format=kind, dpi=150, metadata=metadata)
-    yield stem.with_name(f"{stem.name}.png").read_bytes()
-
-
-def _curves(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """The training curves of the runs in the table, as rows of the metric curve_accuracy."""
-    runs = table.drop_duplicates("run").set_index("run")[["mixer", "task", "series", "seed"]]
-    return pd.DataFrame(
-        [
-            {"run": run, **facts, "split": "validation", "metric": "curve_accuracy", "step": point["step"],
-             "value": point["accuracy"]}
-            for run, facts in runs.to_dict("index").items()
-            for point in read_json(folder / str(run) / "curve.json", [])
-        ]
-    )  # fmt: skip
 
 
 def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
@@ -149,7 +110,7 @@ def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:
     grids: dict[str, pd.DataFrame] = {}
     scored = table[table["metric"].isin(results.SCORES) & (table["split"] == "test")]
     for task, part in scored.groupby("task"):
-        grids |= dict(_attempt(failed, f"table of {task}", _grid, str(task), part))
+        grids |= dict(attempt(failed, f"table of {task}", _grid, str(task), part))
     return grids
 
 
@@ -175,9 +136,18 @@ def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     yield f"{task}: {score} on test data{interval}", grid.T if grid.shape[1] > WIDE else grid
 
 
-def _html(grid: pd.DataFrame) -> str:
-    """The grid as an HTML table. pandas escapes its text."""
-    return str(grid.to_html(border=0))
+def _gaps(task: str, grid: pd.DataFrame) -> Iterator[str]:
+    """One line for every series that lacks tested cells, or seeds, which others of the task have."""
+    lines = grid if grid.index.names[0] == "series" else grid.T
+    most = max(seeds for _, seeds in lines.index)
+    for (name, seeds), scores in list(lines.iterrows()):
+        if seeds < most:
+            yield f"{task}: {name} has {seeds} of {most} seeds"
+        empty = [key if isinstance(key, tuple) else (key,) for key in scores.index[scores == ""]]
+        cells = ["=".join((str(n), str(x))) for key in empty[:1] for n, x in zip(scores.index.names, key, strict=True)]
+        if empty:
+            more = f" and in {len(empty) - 1} other cells" if len(empty) > 1 else ""
+            yield f"{task}: {name} was not tested at {', '.join(cells)}{more}"
 
 
 def _missing(runs: Iterable[folders.Run]) -> Iterator[str]:
@@ -191,8 +161,47 @@ def _missing(runs: Iterable[folders.Run]) -> Iterator[str]:
             yield f"{run.describe()} is {state}{because}{removed}"
 
 
-def _provenance(table: pd.DataFrame) -> str:
-    """Number of runs and their total time in seconds, per revision, versions and machine, as an HTML table."""
+def _training(chosen: pd.DataFrame, table: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Yields one table, if there are trained runs: the rate, and whether the end of training is reached, per series."""
+    ends = fairness.trained_to_end(chosen, table)
+    if ends.empty:
+        return
+    ends["trained to the end"] = [VERDICTS[line.verdict].format(gain=line.gain, half=line.half)
+                                  for line in ends.itertuples()]  # fmt: skip
+    shown = ends[["task", "series", "steps", "trained to the end"]].astype({"steps": int})
+    points = results.rates(table)
+    if not points.empty:
+        tried = points.groupby(["task", "series"])["train.lr"].agg(lambda rates: ", ".join(f"{x:g}" for x in rates))
+        best = points[points["chosen"]].set_index(["task", "series"])
+        edge = best["edge"].map({True: ", at the edge of the grid", False: ""})
+        words = best["train.lr"].map("{:g}".format) + edge
+        both = pd.DataFrame({"best train.lr": words, "of": tried}).reset_index()
+        shown = shown.merge(both, on=["task", "series"], how="outer").fillna("")
+    yield shown.loc[sorted(shown.index, key=lambda i: (shown["task"][i], style.rank(shown["series"][i])))]
+
+
+def _settings(table: pd.DataFrame, varying: bool) -> pd.DataFrame:
+    """The settings that take several values in the table, or those that take one, with the mixers that have them."""
+    records = []
+    for name in [*setting_columns(table), *results.REPLICATES]:
+        values = table[name].dropna().unique().tolist() if name in table else []
+        if len(values) and (len(values) > 1) == varying:
+            mixers = table.loc[table[name].notna(), "mixer"].unique().tolist()
+            where = _listed(mixers) if len(mixers) < table["mixer"].nunique() else ""
+            records.append({"setting": name, "values" if varying else "value": _listed(values), "only of": where})
+    found = pd.DataFrame(records)
+    return found.drop(columns="only of") if records and not found["only of"].any() else found
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """The values in order, the first MANY of them."""
+    numbers = all(isinstance(x, int | float) for x in values)
+    ordered = sorted(values) if numbers else sorted(map(str, values))
+    words = [f"{x:g}" if isinstance(x, float) else str(x).lower() if isinstance(x, bool) else str(x) for x in ordered]
+    return ", ".join(words[:MANY]) + (f" and {len(words) - MANY} more" if len(words) > MANY else "")
+
+
+def _environment(table: pd.DataFrame) -> pd.DataFrame:
+    """Number of runs and their total time in seconds, per revision, versions and machine."""
     groups = table.drop_duplicates("run").groupby(PROVENANCE, dropna=False)
-    facts = groups["seconds"].agg(runs="size", seconds="sum").reset_index()
-    return str(facts.to_html(border=0, index=False))
+    return groups["seconds"].agg(runs="size", seconds="sum").round(1).reset_index()

@@ -7,46 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from sweep_folder import write
 
-from recall_lab import folders, report
+from recall_lab import folders, report, results
 from recall_lab.figure import needle, retrieval
-
-STATUS = {
-    "format": folders.FORMAT,
-    "started": "2025-01-01T00:00:00",
-    "sweep": "",
-    "seconds": 2.0,
-    **dict.fromkeys(("git", "version", "torch", "numpy", "python", "device", "threads"), "1"),
-}
-
-
-def write(
-    folder: Path, mixer: str = "linear", task: str = "mqar", seed: int = 0, state: str = "finished", **more
-) -> Path:
-    """A finished run with an accuracy in two cells, and a training curve."""
-    folder.mkdir(exist_ok=True)
-    (folder / folders.MARK).touch()
-    heads, facts = more.pop("heads", 1), more
-    run = folder / f"{re.sub('[^a-z]', '', mixer + task)}-{heads}-{seed}"
-    run.mkdir()
-    config = {
-        "seed": seed,
-        "data_seed": 0,
-        "mixer": {"_target_": f"{mixer}.M", "heads": heads},
-        "task": {"_target_": f"{task}.T", "length": 16},
-        "choice": {"mixer": mixer, "task": task},
-    }
-    rows = [
-        {"split": split, "metric": metric, "value": value, "task.length": length}
-        for split, lengths in (("validation", (16,)), ("test", (16, 64)))
-        for length in lengths
-        for metric, value in (("accuracy", heads / 100 + length / 1000), ("chance", 0.1), ("state_elements", 9.0))
-    ]
-    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    (run / "rows.json").write_text(json.dumps({"format": folders.FORMAT, "rows": rows}), encoding="utf-8")
-    (run / "curve.json").write_text(json.dumps([{"step": 1, "accuracy": 0.5}]), encoding="utf-8")
-    (run / "status.json").write_text(json.dumps(STATUS | {"state": state} | facts), encoding="utf-8")
-    return run
 
 
 @pytest.fixture
@@ -72,14 +36,13 @@ def test_contents_of_a_report(folder):
         assert text in page(folder)
         assert text in made.text
     assert page(folder).count("data:image/png;base64,") == 2
-    assert "src=" not in page(folder).replace('src="data:', "")
     assert str(folder / "report.html") in made.text
 
 
 def test_a_report_made_again_is_the_same(folder):
     write(folder)
     report.make(folder)
-    files = [folder / "report.html", *(folder / "figure").iterdir()]
+    files = [folder / "report.html", folder / "report.md", *(folder / "figure").iterdir()]
     before = [path.read_bytes() for path in files]
     report.make(folder)
     assert [path.read_bytes() for path in files] == before
@@ -164,7 +127,8 @@ def test_names_are_escaped(folder):
     report.make(folder)
     assert "&lt;b&gt;&amp;x&lt;/b&gt;" in page(folder)
     assert "&lt;script&gt;" in page(folder)
-    assert not re.search("<b>|<script>", page(folder))
+    assert "<b>" not in page(folder)
+    assert page(folder).count("<script>") == 1  # that of the page itself
 
 
 def test_series_are_sorted_by_number(folder):
@@ -183,6 +147,84 @@ def test_runs_that_are_missing_are_named(folder):
         assert text in made.text
         assert text in page(folder)
     assert made.failed == []
+
+
+@pytest.fixture
+def _without_figures(monkeypatch):
+    monkeypatch.setattr("recall_lab.page.pictures", lambda *_: [])
+
+
+@pytest.mark.usefixtures("_without_figures")
+def test_commands_and_descriptions(folder):
+    write(folder)
+    for command, description in (("recall-lab run a", "Of <two>\nlines."), ("recall-lab probe b", "")) * 2:
+        folders.add_command(folder, command, description)
+    report.make(folder)
+    assert page(folder).count("<code>recall-lab run a</code>") == page(folder).count("recall-lab probe b</code>") == 1
+    assert "Of &lt;two&gt;\nlines." in page(folder)
+    assert "recall-lab run a\nrecall-lab probe b" in (folder / "report.md").read_text("utf-8")
+    (folder / folders.COMMANDS).write_text("{}")
+    assert report.make(folder).failed == [f"commands: ValueError: {folder / folders.COMMANDS} is damaged; delete it"]
+
+
+def test_settings_that_vary_and_those_that_do_not(folder):
+    write(folder, heads=1)
+    write(folder, heads=2)
+    write(folder, "softmax", heads=2)
+    table = results.collect(folder)
+    varying, constant = (report._settings(table, which).set_index("setting") for which in (True, False))
+    assert varying["values"].to_dict() == {"mixer._target_": "linear.M, softmax.M", "mixer.heads": "1, 2"}
+    assert constant["value"].to_dict() == {
+        "trained._target_": "mqar.T",
+        "trained.length": "16",
+        "seed": "0",
+        "data_seed": "0",
+    }
+    table.loc[table["mixer"] == "linear", "mixer.feature_map"] = "elu"
+    only = report._settings(table, False).set_index("setting")
+    assert only.loc["mixer.feature_map"].tolist() == ["elu", "linear"]
+    assert only.loc["seed"].tolist() == ["0", ""]
+
+
+@pytest.mark.usefixtures("_without_figures")
+def test_a_damaged_training_curve_is_named(folder):
+    run = write(folder)
+    (run / "curve.json").write_text("[{")
+    (line,) = report.make(folder).failed
+    assert line.startswith(f"training curve of {run.name}: ValueError: {run / 'curve.json'} is damaged")
+    assert "0.026" in page(folder)
+
+
+@pytest.mark.usefixtures("_without_figures")
+def test_cells_and_seeds_that_a_series_lacks_are_named(folder):
+    write(folder)
+    write(folder, seed=1)
+    short = write(folder, "softmax")
+    rows = json.loads((short / "rows.json").read_text())
+    rows["rows"] = [row for row in rows["rows"] if row["task.length"] == 16]
+    (short / "rows.json").write_text(json.dumps(rows))
+    report.make(folder)
+    for line in ("mqar: softmax has 1 of 2 seeds", "mqar: softmax was not tested at length=64"):
+        assert f"<li>{line}</li>" in page(folder)
+        assert f"- {line}\n" in (folder / "report.md").read_text("utf-8")
+    assert "linear has" not in page(folder)
+
+
+def test_learning_rates_and_training_to_the_end(folder):
+    for steps, lr, value in ((10, 0.1, 0.5), (10, 0.2, 0.6), (20, 0.2, 0.8)):
+        run = write(folder, heads=steps, seed=round(lr * 10))
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config |= {"seed": 0, "train": {"lr": lr, "steps": steps}, "mixer": {"_target_": "linear.M"}}
+        rows = json.loads((run / "rows.json").read_text())
+        for row in rows["rows"]:
+            row["value"] = value if row["metric"] == "accuracy" else row["value"]
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (run / "rows.json").write_text(json.dumps(rows))
+    table = results.collect(folder)
+    (shown,) = report._training(results.select(table), table)
+    found = shown.set_index("steps")[["trained to the end", "best train.lr", "of"]]
+    assert found.loc[10].tolist() == ["no: +0.200 from twice 10 steps", "0.2, at the edge of the grid", "0.1, 0.2"]
+    assert found.loc[20].tolist() == ["no: +0.200 from twice 10 steps", "", ""]
 
 
 def test_a_folder_without_results(folder):

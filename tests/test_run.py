@@ -1,6 +1,7 @@
 """One run from the command line: its folder, reuse of finished runs, and messages about bad input."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from command_line import SERIAL, TINY, command, recall, run_folders, shell
+from command_line import SERIAL, TINY, command, recall, run_folders, run_probe, shell
 from conftest import CONF
 
 from recall_lab import files, folders, provenance, report, results, runner
@@ -67,6 +68,34 @@ sys.exit(str({"torch", "pandas", "scipy"} & set(sys.modules) or code or "found")
     done = subprocess.run([sys.executable, "-c", code, *TINY], check=False, capture_output=True, text=True)
     assert done.stderr == "found\n"
     assert done.stdout.startswith("found ")
+
+
+def test_the_commands_are_kept():
+    """Each once, and only those that run something; the description is that of the experiment."""
+    words = [*TINY, "name=kept", "seed=3"]
+    for _ in range(2):
+        assert recall(*words) == 0
+    assert recall(*words, "--cfg", "job") == 0
+    assert recall(*words, "mixer.heads=0") != 0
+    kept = folders.commands(Path("outputs/kept"))
+    assert [shlex.split(each["command"]) for each in kept] == [
+        ["recall-lab", "run", *words],
+        ["recall-lab", "run", *words, "mixer.heads=0"],
+    ]
+    assert run_probe("outputs/kept", "probe=retrieval", "test.probe_sequences=2") == 0
+    assert folders.commands(Path("outputs/kept"))[2] == {
+        "command": "recall-lab probe outputs/kept probe=retrieval test.probe_sequences=2",
+        "description": "",
+    }
+
+
+def test_the_description_of_an_experiment_is_kept():
+    own = Path("mine/experiment/own.yaml")
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\n# Mine,\n# in two lines.\nname: own  # not this\nseed: 2\n")
+    assert recall("--config-dir", "mine", "experiment=own", *TINY) == 0
+    (kept,) = folders.commands(Path("outputs/own"))
+    assert kept["description"] == "Mine,\nin two lines."
 
 
 def test_a_report_is_made_for_runs_of_earlier_commands_too():

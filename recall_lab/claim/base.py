@@ -5,6 +5,7 @@ threshold, *refuted* where the whole interval lies on the other side of it, and 
 or algebraic has no interval. A line that only describes is *reported*, and is not judged.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -226,6 +227,15 @@ def multiplicity(lines: Sequence[Line]) -> str:
 
 def statement(claim: Claim) -> str:
     """The claim in a sentence: the first paragraph of its docstring. Raises ValueError where there is none."""
-    text = (type(claim).__doc__ or "").strip()
+    return _paragraphs(claim)[0]
+
+
+def measurements(claim: Claim) -> list[str]:
+    """How the claim is measured and judged: the other paragraphs of its docstring."""
+    return _paragraphs(claim)[1:]
+
+
+def _paragraphs(claim: Claim) -> list[str]:
+    text = inspect.cleandoc(type(claim).__doc__ or "")
     require(bool(text), f"{type(claim).__name__}: its docstring must state the claim")
-    return " ".join(text.split("\n\n", maxsplit=1)[0].split())
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]

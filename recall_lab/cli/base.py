@@ -102,6 +102,19 @@ def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra:
         return hydra.compose("config", overrides, return_hydra_config=with_hydra)
 
 
+def leading_comment(path: Path) -> str:
+    """The comment lines of a yaml that begin at the left margin, which say what it is for, without `@package`."""
+    comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+    return "\n".join(line for line in comments if not line.startswith("@package"))
+
+
+def experiment_files(config: DictConfig) -> list[Path]:
+    """The yaml of the chosen experiment, the user's own first; none where none is chosen. config: with Hydra's part."""
+    name = config.hydra.runtime.choices.get("experiment")
+    paths = [folder / "experiment" / f"{name}.yaml" for folder in searched()] if name else []
+    return [path for path in paths if path.exists()]
+
+
 def part_of(key: str) -> str:
     """The first part of a setting's or group's name: task of task.length, hydra of hydra/launcher."""
     return key.partition(".")[0].partition("/")[0]
@@ -172,16 +185,14 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
         if OmegaConf.select(config, str(name), default=MISSING) is MISSING:
             raise ValueError(f"select: {no_setting(str(name))}")
     _refuse_ineffective(config, {override.key_or_group for override in overrides})
-    experiment = config.hydra.runtime.choices.get("experiment")
-    for path in [folder / "experiment" / f"{experiment}.yaml" for folder in searched()] if experiment else ():
-        if path.exists():
-            content = OmegaConf.to_container(OmegaConf.load(path))
-            assert isinstance(content, dict)
-            chosen = without(flatten({str(key): value for key, value in content.items()}), ["defaults"])
-            try:
-                _refuse_ineffective(config, set(chosen))
-            except ValueError as error:
-                raise ValueError(f"experiment={experiment}: {error}") from error
+    for path in experiment_files(config):
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(content, dict)
+        chosen = without(flatten({str(key): value for key, value in content.items()}), ["defaults"])
+        try:
+            _refuse_ineffective(config, set(chosen))
+        except ValueError as error:
+            raise ValueError(f"experiment={path.stem}: {error}") from error
 
 
 def _refuse_ineffective(config: DictConfig, given: set[str]) -> None:

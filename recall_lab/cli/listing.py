@@ -8,7 +8,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from recall_lab.checks import require
-from recall_lab.cli.base import compose
+from recall_lab.cli.base import compose, leading_comment
 from recall_lab.files import CONF
 
 GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "optimizer": "optimizers",
@@ -55,8 +55,7 @@ def describe(path: Path) -> str:
     leading comment."""
     target = OmegaConf.select(OmegaConf.load(path), "_target_")
     if target is None or str(target).startswith("torch."):
-        comments = [line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-        return "\n".join(line for line in comments if not line.startswith("@package"))
+        return leading_comment(path)
     module, _, name = target.rpartition(".")
     source = importlib.util.find_spec(module)
     require(source is not None, f"{path}: there is no module {module}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
     runs = [run.path for run in found if run.has_rows]
     if not runs:
         raise folders.ForeignFolder(f"{folder} has no finished run to probe")
+    sweep = path.parent if single else path
+    options = ["--config-dir", config_dir] if config_dir else []
+    folders.add_command(sweep, shlex.join(["recall-lab", "probe", folder, *options, *words]))
     code = 0
     for run in runs:
         try:
@@ -52,7 +56,7 @@ def probe(folder: str, words: list[str], config_dir: str | None = None) -> int:
             code = 1
     from recall_lab import report
 
-    made = report.make(path.parent if single else path)
+    made = report.make(sweep)
     print_line(made.text)
     return 1 if made.failed else code
 

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shlex
 import signal
 import sys
 from collections.abc import Iterable
@@ -21,7 +22,16 @@ from omegaconf import DictConfig
 
 from recall_lab import folders, messages
 from recall_lab.checks import require
-from recall_lab.cli.base import PLACEMENT, job, parse, refuse, sized, sweep_folder
+from recall_lab.cli.base import (
+    PLACEMENT,
+    experiment_files,
+    job,
+    leading_comment,
+    parse,
+    refuse,
+    sized,
+    sweep_folder,
+)
 from recall_lab.files import CONF
 from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
@@ -33,6 +43,8 @@ class Preflight(Callback):
     sweep: Sweep | None = None
     report = False
     """Whether this command ends with a report."""
+    command = ""
+    """The command line, which the sweep's folder keeps."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before a single run and before a sweep; exits with status 2 for settings that are refused."""
@@ -45,6 +57,8 @@ class Preflight(Callback):
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
             folders.claim(folder, [str(name) for name in config.select])
+            experiment = experiment_files(config)[:1]
+            folders.add_command(folder, Preflight.command, "".join(map(leading_comment, experiment)))
             Preflight.sweep, Preflight.report = current(folder), bool(config.report)
             Preflight.sweep.begin()
         except ERRORS as error:
@@ -84,7 +98,7 @@ def main(arguments: list[str]) -> int:
     options, words = options_first(arguments)
     messages.OWN[:] = [Path(folder) for word, folder in pairwise(options) if word in ("--config-dir", "-cd")]
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
-    Preflight.sweep = None
+    Preflight.sweep, Preflight.command = None, shlex.join(["recall-lab", "run", *arguments])
     code = _launch()
     sweep = Preflight.sweep
     if sweep is None:
