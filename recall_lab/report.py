@@ -121,6 +121,9 @@ def _grid(task: str, part: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     points = results.summarise(part, ["series", *varied])
     names = [name.removeprefix("task.") for name in varied]
     lines = points.rename(columns=dict(zip(varied, names, strict=True)))
+    for name in names:  # rows on a whole run have no cell, which makes whole numbers of other rows fractional
+        if pd.api.types.is_float_dtype(lines[name]) and (lines[name] % 1 == 0).all():
+            lines[name] = lines[name].astype(int)
     lines["seeds"] = lines.groupby("series")["runs"].transform("max")
     lines["score"] = [
         f"{mean:.3f} [{low:.3f}, {high:.3f}]" if runs > 1 else f"{mean:.3f}"
