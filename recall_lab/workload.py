@@ -261,7 +261,7 @@ def probe_model(
         at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
         batch = at.sample(sequences, rng)
         columns = {**cell_columns(at), "split": "probe"}
-        traces = probing.trace_model(model, batch)
+        traces = probing.trace_model(model, batch, at.roles(batch.tokens))
         for probe in (probes or {}).values():
             draws = copy.deepcopy(rng)
             if probing.takes(probe) == "trace":

@@ -17,6 +17,10 @@ TINY = ["model.d_model=16", "model.layers=1", "train.steps=6", "train.validate_e
         "task.vocab=32", "report=false"]  # fmt: skip
 """Settings of a run of less than a second."""
 
+UNTRAINED = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.validation_sequences=4",
+             "test.tokens=1", "test.sequences=4", "hydra/launcher=basic"]  # fmt: skip
+"""Settings that make every training of an experiment short, whatever its task."""
+
 SERIAL = "hydra/launcher=basic"
 """Options that execute the runs of a sweep one after the other, in this process."""
 

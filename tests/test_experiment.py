@@ -4,7 +4,7 @@ from pathlib import Path
 
 import hydra
 import pytest
-from command_line import recall
+from command_line import UNTRAINED, recall
 from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -17,8 +17,10 @@ from recall_lab.task.mqar import MQAR
 OURS = (
     "copying",
     "needle",
+    "needle_in_noise",
     "recall_phase_diagram",
     "selective_copying",
+    "selective_gates",
     "state_tracking",
     "updates",
     "window_coverage",
@@ -105,10 +107,6 @@ def test_a_variant_of_a_mixer_is_the_mixer_with_other_settings(variant):
     assert plain != other
 
 
-TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.validation_sequences=4", "test.tokens=1",
-        "test.sequences=4", "hydra/launcher=basic"]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "overrides", "figure"),
     [
@@ -127,5 +125,5 @@ TINY = ["train.steps=2", "train.validate_every=2", "train.tokens=128", "train.va
     ],
 )
 def test_a_tiny_experiment_runs_to_its_figure(name, overrides, figure, empty_folder):
-    assert recall("-m", f"experiment={name}", *TINY, *overrides) == 0
+    assert recall("-m", f"experiment={name}", *UNTRAINED, *overrides) == 0
     assert {f"{figure}.png", f"{figure}.svg"} <= {path.name for path in Path("outputs", name, "figure").iterdir()}

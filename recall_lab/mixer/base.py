@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from recall_lab.checks import flag, require, whole_number
@@ -271,3 +272,5 @@ class Trace:
     layer: int = 0
     candidates: Float[Tensor, "n v"] | None = None
     """The values that an answer is compared with; None: the values of its own sequence."""
+    roles: Shaped[np.ndarray, "b t"] | None = None
+    """The role of each position as a word, as `Task.roles` gives it; None: not known."""

@@ -8,13 +8,14 @@ probe(model, batch, rng). rng is a numpy generator. Options are keyword argument
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from recall_lab.checks import require
@@ -88,8 +89,12 @@ def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Ge
         model.train(training)
 
 
-def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
-    """One trace per layer, from one forward pass of the model in evaluation mode and without gradients."""
+def trace_model(model: nn.Module, batch: Batch, roles: Shaped[np.ndarray, "b t *c"] | None = None) -> list[Trace]:
+    """One trace per layer, from one forward pass of the model in evaluation mode and without gradients.
+
+    roles  the roles of the tokens (`Task.roles`), which the traces then hold; where a position has several tokens, that
+           of the first
+    """
     device = next(model.parameters()).device
     source = batch.factors.get("source", np.full(batch.targets.shape[:2], IGNORE))
     positions = torch.from_numpy(np.asarray(source, dtype=np.int64)).to(device)
@@ -98,9 +103,12 @@ def trace_model(model: nn.Module, batch: Batch) -> list[Trace]:
     try:
         with torch.no_grad():
             trace = cast(Callable[..., list[Trace]], model.trace)
-            return trace(torch.from_numpy(batch.tokens).to(device), positions)
+            traces = trace(torch.from_numpy(batch.tokens).to(device), positions)
     finally:
         model.train(training)
+    if roles is None:
+        return traces
+    return [replace(one, roles=roles if roles.ndim == 2 else roles[..., 0]) for one in traces]
 
 
 def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:

@@ -1,0 +1,85 @@
+"""Comparisons of mixers that claims share: rows with their sampling error, contrasts, and what is missing for them."""
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from scipy import stats
+
+from recall_lab.claim.base import LEVEL, Estimate, contrast, scores
+from recall_lab.results import REPLICATES
+
+Point = tuple[object, ...]
+
+
+def rows_of(table: pd.DataFrame, experiment: str, metric: str, split: str | None = None) -> pd.DataFrame:
+    """The rows of one metric of an experiment, without columns that are empty in all of them; of a distribution, the
+    means.
+
+    The column `error` is the standard error of a row within its run: that of `scores` for accuracies, and of a row with
+    an interval that of its interval. Runs of the oracle have none: each seed draws keys of its own, so that the spread
+    over seeds contains the sampling.
+    """
+    rows = table[table["experiment"] == experiment]
+    if metric == "accuracy":
+        return scores(rows, split or "test").dropna(axis=1, how="all")
+    rows = rows if split is None else rows[rows["split"] == split]
+    rows = rows[rows["metric"] == metric].dropna(axis=1, how="all")
+    rows = rows[rows["statistic"] == "mean"] if "statistic" in rows else rows
+    if rows.empty or (rows["split"] == "oracle").all() or not {"low", "high"} <= set(rows):
+        return rows
+    return rows.assign(error=(rows["high"] - rows["low"]) / 2 / stats.norm.ppf((1 + LEVEL) / 2))
+
+
+def cells(rows: pd.DataFrame) -> list[str]:
+    """The columns that name the cell in which a row was measured."""
+    return [str(name) for name in rows.columns if str(name).startswith("task.")]
+
+
+def of(rows: pd.DataFrame, mixer: str) -> pd.DataFrame:
+    """The rows of one mixer; none where there are no rows at all."""
+    return rows[rows["mixer"] == mixer] if "mixer" in rows else rows
+
+
+def difference(rows: pd.DataFrame, first: str, second: str, on: Sequence[str]) -> tuple[Estimate | None, str]:
+    """The contrast of two mixers, first − second, paired over replicates and the columns `on`.
+
+    None, and what is missing, where `missing_points` finds a gap.
+    """
+    arms = {name: of(rows, name) for name in (first, second)}
+    gap = missing_points(arms, on)
+    return (None, gap) if gap else (contrast(arms[first], arms[second], on), "")
+
+
+def missing_points(arms: Mapping[str, pd.DataFrame], on: Sequence[str]) -> str:
+    """What is missing for a comparison of these rows, in words; empty where nothing is.
+
+    Every arm must be one series, and each of its replicates needs a row at each point (combination of the columns `on`)
+    that occurs in any arm. There must be a replicate that all arms have.
+    """
+    absent = [name for name, rows in arms.items() if rows.empty]
+    if absent:
+        return ", ".join(absent)
+    for name, rows in arms.items():
+        if "series" in rows and rows["series"].nunique() > 1:
+            return f"one series of {name}: there are {', '.join(sorted(rows['series'].unique()))}"
+    seeds = [set(rows[list(REPLICATES)].itertuples(index=False, name=None)) for rows in arms.values()]
+    if not set.intersection(*seeds):
+        return f"a seed that {' and '.join(arms)} share"
+    points = {point for rows in arms.values() for point in _points(rows, on)}
+    for name, rows in arms.items():
+        for (seed, _), own in rows.groupby(list(REPLICATES)):
+            left = points - _points(own, on)
+            if left:
+                return f"{name} at {_words(min(left, key=str), points, on)}, seed {seed}"
+    return ""
+
+
+def _points(rows: pd.DataFrame, on: Sequence[str]) -> set[Point]:
+    return set(rows[list(on)].itertuples(index=False, name=None)) if on else set()
+
+
+def _words(point: Point, points: set[Point], on: Sequence[str]) -> str:
+    """The point as "length=256, depth=0.5": the columns in which the points differ."""
+    varied = [number for number in range(len(on)) if len({other[number] for other in points}) > 1]
+    values = ((on[number].removeprefix("task."), point[number]) for number in varied)
+    return ", ".join(f"{name}={x:g}" if isinstance(x, float) else f"{name}={x}" for name, x in values) or "its cell"
