@@ -71,7 +71,8 @@ class DynamicAccess(Claim):
         longer = rows[(rows["tokens"] > rows["d_key"]) & rows["mixer"].isin(self.linear_in_query)]
         rank, residual = (longer[longer["metric"] == metric] for metric in ("rank", "one_hot_residual"))
         excess = rank["value"] - rank["d_key"]
-        deviation = (residual["value"] - theory.one_hot_residual(residual["tokens"], residual["d_key"])).abs()
+        expected = theory.one_hot_residual(residual["tokens"].to_numpy(float), residual["d_key"].to_numpy(float))
+        deviation = (residual["value"] - expected).abs()
         gaps = [
             ", ".join(mixer for mixer in self.linear_in_query if mixer not in set(part["mixer"]))
             for part in (rank, residual)

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     order = sorted(compared, key=lambda task: compared[task]["mean"].max())
     count = max(len(found) for found in compared.values())
     with style.style():
-        made, axes = style.grid(1, 1, 9.0, 0.5 * len(order) + 1.6)
+        made, axes = style.grid(1, 1, 9.0, 0.6 * len(order) + 1.6)
         ax = axes[0, 0]
         ax.axvspan(-MARGIN, MARGIN, color="0.9", zorder=0)
         ax.axvline(0, color="0.6", linewidth=1, zorder=1)
