@@ -7,7 +7,6 @@ import pytest
 from command_line import TINY, recall
 
 from recall_lab.claim.base import untrained
-from recall_lab.claim.good_enough import GoodEnough
 from recall_lab.cli import claim
 
 
@@ -31,11 +30,14 @@ def test_the_table_says_whether_a_series_is_trained_to_the_end(empty_folder):
     """Two seeds, and seed 0 with twice the steps: two untrained runs are equally bad, so that nothing is gained."""
     tiny = [*TINY, "root=claim", "mixer=linear", "train.lr=1e-9"]
     assert recall("-m", *tiny, "seed=0,1", "name=tasks", "hydra/launcher=basic") == 0
-    claims = {"good_enough": GoodEnough(experiments=("tasks", "never_run"), to_the_end=("tasks",))}
-    before = claim.collect(claims, Path("claim"))
+
+    def table():
+        return claim.collect(dict(claim._measured("tasks", Path("claim/tasks"), [])))
+
+    before = table()
     assert set(before["trained_to_end"]) == {"unknown"}
     assert recall(*tiny, "seed=0", "train.steps=12", f"name=tasks{claim.TWICE}") == 0
-    after = claim.collect(claims, Path("claim"))
+    after = table()
     assert set(after["trained_to_end"]) == {"end"}
     assert set(after["experiment"]) == {"tasks"}
     assert set(after["train.steps"]) == {6}
