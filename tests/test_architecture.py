@@ -35,6 +35,7 @@ WITHOUT_TORCH = (
     "task",
     "folders",
     "series",
+    "families",
     "sweep",
     "results",
     "claim",

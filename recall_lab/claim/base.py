@@ -66,6 +66,8 @@ class Claim(ABC):
 
     experiments: Sequence[str] = ()
     """The experiments whose results are judged."""
+    to_the_end: Sequence[str] = ()
+    """Those of the experiments whose series must be shown to be trained to the end (see `untrained`)."""
     figures: Sequence[str] = ()
     """Names of the figures that show the evidence, or the beginnings of their names."""
 
@@ -74,7 +76,8 @@ class Claim(ABC):
         """The lines of the verdict.
 
         table  rows of all the claim's experiments, each selected on validation (`results.select`); the column
-               `experiment` names the experiment
+               `experiment` names the experiment, and `trained_to_end` the verdict of `fairness.trained_to_end` on the
+               row's series: "solved", "end", "gains" or "unknown"; missing where nothing is trained
         """
 
 
@@ -188,6 +191,14 @@ def _enough(line: Line, threshold: float) -> Line:
 def unless(line: Line, obstacle: str) -> Line:
     """The line, undecided where there is an obstacle to judging it: "not trained to the end: linear"."""
     return replace(line, decision="undecided", reason=obstacle) if obstacle and line.decision != "reported" else line
+
+
+def untrained(rows: pd.DataFrame) -> str:
+    """The obstacle for `unless` that a series of these rows is not shown to be trained to the end; else empty."""
+    words = {"gains": "more steps help", "unknown": "twice the steps were not tried"}
+    verdicts = rows.drop_duplicates("series").set_index("series")["trained_to_end"].fillna("unknown")
+    found = [f"{name} ({words[verdict]})" for name, verdict in verdicts.items() if verdict in words]
+    return f"not trained to the end: {', '.join(found)}" if found else ""
 
 
 def verdict_table(lines: Iterable[tuple[str, Line]]) -> pd.DataFrame:

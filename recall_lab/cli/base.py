@@ -195,16 +195,28 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
             raise ValueError(f"experiment={path.stem}: {error}") from error
 
 
+def no_effect(config: DictConfig, key: str) -> str:
+    """Why a setting or group has no effect in the kind of run of this configuration; empty where it has one."""
+    used = _used(config)
+    part = part_of(key)
+    if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
+        return f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}"
+    if key == "size" and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
+        return "size has no effect here: only experiments with ${sized:…} in a setting have two sizes"
+    return ""
+
+
+def _used(config: DictConfig) -> set[str]:
+    """The parts of the configuration that its kind of run uses."""
+    return {str(key) for key in config.workload if not str(key).startswith("_")}
+
+
 def _refuse_ineffective(config: DictConfig, given: set[str]) -> None:
     """Raises ValueError for a setting among those given that has no effect in this kind of run."""
-    used = {str(key) for key in config.workload if not str(key).startswith("_")}
     for key in sorted(given):
-        part = part_of(key)
-        if part not in used and part not in (*GENERAL, "hydra", "experiment", "workload", "size"):
-            raise ValueError(f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}")
-    if "size" in given and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
-        raise ValueError("size has no effect here: only experiments with ${sized:…} in a setting have two sizes")
-    if "oracle" in used:
+        reason = no_effect(config, key)
+        require(not reason, reason)
+    if "oracle" in _used(config):
         _refuse_mixer_options(config, given)
     else:
         _refuse_task_parameters(config, given)

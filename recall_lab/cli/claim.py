@@ -12,13 +12,16 @@ import hydra
 import pandas as pd
 from omegaconf import OmegaConf
 
-from recall_lab import folders, page, results
+from recall_lab import fairness, folders, page, results
 from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
-from recall_lab.cli.base import compose
+from recall_lab.cli.base import compose, no_effect, parse
 from recall_lab.files import CONF, replacing
 from recall_lab.messages import print_error, print_line
 from recall_lab.page import attempt
+
+TWICE = "_twice_the_steps"
+"""What the folder of an experiment's runs with twice the steps is called, after the experiment's name."""
 
 
 def names(config_dir: str | None = None) -> list[str]:
@@ -44,13 +47,15 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
     """Runs and judges the claims named in `words` (none: all of them). Returns the exit status.
 
     words  names of claims, and settings of the runs that follow (size=large, device=cuda, root=…); each experiment is
-           run once, in outputs/claim/EXPERIMENT, and what is finished is not run again
+           run once, in outputs/claim/EXPERIMENT, and what is finished is not run again. An experiment is given the
+           settings that have an effect in its kind of run. One that must be trained to the end is run with seed=0 and
+           twice the steps, too, in a folder of its own
 
     Writes outputs/claim/report.html, report.md, table.parquet, verdict.csv and the claims' figures. A claim whose
     judgement raises an exception is named there; the others are judged.
 
     Any verdict is status 0; a run or a judgement that failed, or a measurement that is missing, is 1.
-    Raises ValueError for an unknown claim.
+    Raises ValueError for an unknown claim, and for a setting that has no effect in any experiment.
     """
     words = list(words)
     settings = [word for word in words if "=" in word]
@@ -175,27 +180,76 @@ def _run(claims: dict[str, Claim], settings: list[str], folder: Path, config_dir
     """Runs every experiment once, one after another; one line for each that did not end well."""
     failed = []
     options = ["--config-dir", config_dir] if config_dir else []
-    experiments = _experiments(claims)
-    for number, experiment in enumerate(experiments, 1):
-        print_line(f"experiment {number} of {len(experiments)}: {experiment}")
-        place = [f"root={folder}", f"name={experiment}", "report=false"]
-        command = [sys.executable, "-m", "recall_lab", "run", *options, f"experiment={experiment}", *place, *settings]
+    jobs = []
+    for experiment, words in effective(_experiments(claims), settings, config_dir).items():
+        jobs.append((experiment, experiment, words))
+        if any(experiment in claim.to_the_end for claim in claims.values()):
+            jobs.append((f"{experiment}{TWICE}", experiment, twice(experiment, words, config_dir)))
+    for number, (name, experiment, words) in enumerate(jobs, 1):
+        print_line(f"experiment {number} of {len(jobs)}: {name}")
+        place = [f"root={folder}", f"name={name}", "report=false"]
+        command = [sys.executable, "-m", "recall_lab", "run", *options, f"experiment={experiment}", *place, *words]
         code = subprocess.run(command, env=os.environ, check=False).returncode
         if code in (130, 143):
             raise KeyboardInterrupt
         if code:
-            failed.append(f"experiment {experiment}: exit status {code}")
+            failed.append(f"experiment {name}: exit status {code}")
     return failed
+
+
+def effective(experiments: Sequence[str], settings: Sequence[str], config_dir: str | None) -> dict[str, list[str]]:
+    """Experiment → those of the settings that have an effect in its kind of run.
+
+    Raises ValueError for a setting that has none in any of the experiments.
+    """
+    configs = {name: compose([f"experiment={name}"], config_dir) for name in experiments}
+    found: dict[str, list[str]] = {name: [] for name in experiments}
+    for word in settings:
+        (override,) = parse([word])
+        reasons = {name: no_effect(config, override.key_or_group) for name, config in configs.items()}
+        require(not all(reasons.values()), next(iter(reasons.values()), ""))
+        for name, reason in reasons.items():
+            found[name] += [] if reason else [word]
+    return found
+
+
+def twice(experiment: str, settings: Sequence[str], config_dir: str | None) -> list[str]:
+    """The settings with which an experiment is repeated with seed=0 and twice the steps (see `fairness`)."""
+    parsed = dict(zip(settings, parse(settings), strict=True))
+    of_steps = [
+        word
+        for word, override in parsed.items()
+        if override.key_or_group in ("size", fairness.STEPS) and not override.is_sweep_override()
+    ]
+    steps = compose([f"experiment={experiment}", *of_steps], config_dir).train.steps
+    kept = [word for word, override in parsed.items() if override.key_or_group not in ("seed", fairness.STEPS)]
+    return [*kept, "seed=0", f"{fairness.STEPS}={2 * steps}"]
 
 
 def _measured(name: str, folder: Path, failed: list[str]) -> Iterator[tuple[str, Measured]]:
     """Yields an experiment's name and results, if it has any; damaged files are added to `failed`."""
-    runs = folders.runs(folder) if (folder / folders.MARK).exists() else []
-    if any(run.has_rows for run in runs):
-        every, _, damaged = results.gather(folder, runs)
-        failed += damaged
+    every = _rows(folder, failed)
+    if every is not None:
         over = results.selected_settings(folder)
-        yield name, Measured(folder, every, results.select(every, over), over)
+        more = _rows(folder.with_name(f"{name}{TWICE}"), failed)
+        chosen = _with_ends(results.select(every, over), every if more is None else pd.concat([every, more]))
+        yield name, Measured(folder, every, chosen, over)
+
+
+def _rows(folder: Path, failed: list[str]) -> pd.DataFrame | None:
+    """The rows of all runs in a folder; None where there are none."""
+    runs = folders.runs(folder) if (folder / folders.MARK).exists() else []
+    if not any(run.has_rows for run in runs):
+        return None
+    every, _, damaged = results.gather(folder, runs)
+    failed += damaged
+    return every
+
+
+def _with_ends(chosen: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    """The chosen rows with the column `trained_to_end`, from all runs, those with twice the steps included."""
+    ends = fairness.trained_to_end(chosen, every.reset_index(drop=True))[["task", "series", "verdict"]]
+    return chosen.merge(ends.rename(columns={"verdict": "trained_to_end"}), on=["task", "series"], how="left")
 
 
 def collect(measured: dict[str, Measured]) -> pd.DataFrame:
