@@ -14,6 +14,7 @@ from recall_lab.claim.base import (
     at_least,
     at_most,
     contrast,
+    effect,
     exact,
     mean,
     reported,
@@ -112,6 +113,12 @@ def test_an_obstacle_makes_a_line_undecided():
     assert unless(line, "").decision == "supported"
     assert unless(line, "not trained to the end: linear").decision == "undecided"
     assert unless(reported("beside", exact(1.0)), "whatever").decision == "reported"
+
+
+def test_an_estimate_in_a_few_characters():
+    assert effect(None) == "—"
+    assert effect(exact(1024.0)) == "1,024"
+    assert effect(Estimate(0.31234, 0.25, 0.37, 3)) == "0.312 [0.25, 0.37], 3 seeds"
 
 
 def test_the_table_of_a_verdict():

@@ -222,8 +222,13 @@ def effect(estimate: Estimate | None) -> str:
     if estimate is None:
         return "—"
     if not estimate.replicates:
-        return f"{estimate.value:.3g}"
-    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}], {estimate.replicates} seeds"
+        return _short(estimate.value)
+    interval = f"[{_short(estimate.low)}, {_short(estimate.high)}]"
+    return f"{_short(estimate.value)} {interval}, {estimate.replicates} seeds"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def multiplicity(lines: Sequence[Line]) -> str:

@@ -9,6 +9,10 @@ from recall_lab.claim.base import Claim, Line, exact, reported, within
 from recall_lab.theory import fits
 
 
+COSTS = ("prefill_flops", "decode_flops", "state_bytes", "prefill_seconds", "decode_seconds")
+"""Metrics of the probe cost."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cost(Claim):
     """Softmax attention costs O(n²d) for a prefill and O(nd) for a decode step, and its KV cache has O(nd) bytes;
@@ -24,6 +28,7 @@ class Cost(Claim):
     softmax: str = "softmax"
 
     def judge(self, table: pd.DataFrame) -> list[Line]:
+        table = table[table["metric"].isin(COSTS)]
         memories = list(self.matrix_memories)
         n, d = "length", "d_key"
         return [
