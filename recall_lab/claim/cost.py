@@ -8,7 +8,6 @@ import pandas as pd
 from recall_lab.claim.base import Claim, Line, exact, reported, within
 from recall_lab.theory import fits
 
-
 COSTS = ("prefill_flops", "decode_flops", "state_bytes", "prefill_seconds", "decode_seconds")
 """Metrics of the probe cost."""
 
