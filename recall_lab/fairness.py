@@ -19,7 +19,7 @@ STEPS = "train.steps"
 
 
 def notes(chosen: pd.DataFrame, table: pd.DataFrame) -> list[str]:
-    """One line per task and kind of doubt: best rates at the edge of their grid, series not trained to the end.
+    """One line per task and problem: best rates at the edge of their grid, series not trained to the end.
 
     chosen  the rows of the runs that the report shows
     table   the rows of all runs
@@ -54,7 +54,7 @@ def trained_to_end(chosen: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     verdict  "solved": every run stopped because it had solved its validation cells; "end": twice the steps gain at most
              GAIN; "gains": they gain more; "unknown": no run with twice or half the steps to compare with
     gain     mean gain in validation score, over the seeds that were trained for `half` steps and for twice as many;
-             such runs are equal in all settings but the steps, and those that follow the steps (a schedule's length)
+             they are equal in all settings but the steps and what equals the steps (a schedule's length)
     """
     columns = ["task", "series", "steps", "gain", "half", "verdict"]
     if STEPS not in table or table[STEPS].isna().all():

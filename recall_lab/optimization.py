@@ -80,7 +80,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, exempted: Sequence[s
 
 
 def check(optimizer: OptimizerFactory, schedule: ScheduleFactory | None, weight_decay: float) -> None:
-    """Raises ValueError, naming the setting, where one is impossible, unknown to its class or without effect."""
+    """Raises ValueError for a setting that is impossible, unknown to the chosen class, or without effect; names it."""
     accepted = _arguments("optimizer", optimizer, set(OWN))
     for name in ("lr", "params"):
         require(name in accepted, f"optimizer: {_name(optimizer)} takes no {name}, so it cannot be used")
@@ -128,8 +128,9 @@ class Stepper:
     """A model's optimiser with its schedule, warm-up and clipping: everything that turns a loss into a step.
 
     lr            largest learning rate
-    weight_decay  see `parameter_groups`, as for `exempted`
-    warmup        number of steps, possibly fractional, in which the scheduled rate is times (step + 1) / (warmup + 1)
+    weight_decay  see `parameter_groups`, also for `exempted`
+    warmup        number of steps, possibly fractional, in which the scheduled rate is multiplied by
+                  (step + 1) / (warmup + 1)
     clip          largest norm of the gradient of all parameters together
     """
 

@@ -40,7 +40,7 @@ class Picture:
     file: str
     """The name of its files in the folder figure/, without .png and .svg."""
     caption: str
-    """What is seen, in sentences."""
+    """What the figure shows, in sentences."""
     png: bytes
 
     @property

@@ -116,7 +116,7 @@ def test_a_capacity_that_was_not_reached_or_not_exceeded():
     strong = judge(recall(ARMS | {"delta_rule": dict.fromkeys(PAIRS, 1.0)}))
     found = line(strong, "beyond capacity")
     assert (found.decision, found.missing) == ("undecided", False)
-    assert found.reason == "no training with 128 pairs, at most 32"
+    assert found.reason == "no model was trained with 128 pairs, the largest number is 32"
     assert line(strong, "below capacity").decision == "supported"
 
 

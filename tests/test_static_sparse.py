@@ -84,14 +84,14 @@ WHERE = [f"{arm}, queries {queries}" for arm in ("softmax weights", "trained wit
 
 def test_clear_support():
     found = verdict(on_weights(), trained())
-    assert decisions(found, "top_k − best of the blind") == {"supported"}
+    assert decisions(found, "top_k − best blind policy") == {"supported"}
     assert decisions(found, "loss from B/n = 1") == {"supported"}
-    assert decisions(found, "paged − best of the blind") == {"reported"}
+    assert decisions(found, "paged − best blind policy") == {"reported"}
     assert not any(line.missing for line in found.values())
     expected = 1 - np.mean(SHARES[:3]) - 0.1
     for where in WHERE:
-        assert found[f"{where}: top_k − best of the blind"].estimate.value == pytest.approx(expected, abs=0.01)
-        best = found[f"{where}: best of the blind"]
+        assert found[f"{where}: top_k − best blind policy"].estimate.value == pytest.approx(expected, abs=0.01)
+        best = found[f"{where}: best blind policy"]
         assert best.reason == "heavy_hitter at 0.0625, heavy_hitter at 0.125, heavy_hitter at 0.25"
         kept = found.get(f"{where}: top_k from all tokens − from the last 2B")
         assert (kept is None) == where.startswith("trained")
@@ -102,14 +102,14 @@ def test_clear_refutation():
     """Dynamism of .13 on average, and a loss of .3."""
     score = partial(recall, dynamic=0.68, share_loss=0.3)
     found = verdict(on_weights(score), trained(score))
-    assert decisions(found, "top_k − best of the blind") == {"refuted"}
+    assert decisions(found, "top_k − best blind policy") == {"refuted"}
     assert decisions(found, "loss from B/n = 1") == {"refuted"}
 
 
 def test_an_interval_across_the_threshold():
     score = partial(recall, dynamic=0.65, spread=0.2)
     found = verdict(on_weights(score), trained(score))
-    assert decisions(found, "top_k − best of the blind") == {"undecided"}
+    assert decisions(found, "top_k − best blind policy") == {"undecided"}
     assert {line.reason for name, line in found.items() if "top_k − best" in name} == {
         "the interval contains the threshold"
     }
@@ -118,10 +118,10 @@ def test_an_interval_across_the_threshold():
 def test_too_few_seeds():
     """Three seeds are enough for the threshold .3, but not for .02."""
     found = verdict(on_weights(seeds=range(3)), trained(seeds=range(3)))
-    assert decisions(found, "top_k − best of the blind") == {"supported"}
+    assert decisions(found, "top_k − best blind policy") == {"supported"}
     assert decisions(found, "loss from B/n = 1") == {"undecided"}
     found = verdict(on_weights(seeds=range(2)), trained(seeds=range(2)))
-    assert decisions(found, "top_k − best of the blind") == {"undecided"}
+    assert decisions(found, "top_k − best blind policy") == {"undecided"}
 
 
 def test_missing_cells_are_named():
@@ -129,11 +129,11 @@ def test_missing_cells_are_named():
     table = table[~((table["policy"] == "merging") & (table["share"] == 1 / 8))]
     table = table[~((table["mixer"] == "top_k") & (table["mixer.budget"] == 4) & (table["task.queries"] == 1))]
     found = verdict(table)
-    line = found["softmax weights, queries many: top_k − best of the blind"]
+    line = found["softmax weights, queries many: top_k − best blind policy"]
     assert (line.decision, line.missing, line.reason) == ("undecided", True, "not measured: merging at B/n = 0.125")
-    line = found["trained with it, queries one: top_k − best of the blind"]
+    line = found["trained with it, queries one: top_k − best blind policy"]
     assert (line.missing, line.reason) == (True, "not measured: top_k at B/n = 0.0625")
-    assert not found["trained with it, queries many: top_k − best of the blind"].missing
+    assert not found["trained with it, queries many: top_k − best blind policy"].missing
     nothing = verdict(on_weights())
     assert nothing["trained with it, queries one: top_k, loss from B/n = 1 to 0.125"].missing
     assert not nothing["softmax weights, queries one: top_k, loss from B/n = 1 to 0.125"].missing
@@ -148,8 +148,8 @@ def test_the_best_blind_policy_is_chosen_on_validation():
 
     found = verdict(on_weights(score), trained(score))
     for where in WHERE:
-        assert found[f"{where}: best of the blind"].reason.startswith("heavy_hitter at 0.0625, heavy_hitter")
-        assert found[f"{where}: best of the blind"].estimate.value == pytest.approx(np.mean(SHARES[:3]) + 0.1, abs=0.01)
+        assert found[f"{where}: best blind policy"].reason.startswith("heavy_hitter at 0.0625, heavy_hitter")
+        assert found[f"{where}: best blind policy"].estimate.value == pytest.approx(np.mean(SHARES[:3]) + 0.1, abs=0.01)
 
 
 def test_other_experiments_and_swapped_mixers_do_not_count():
@@ -162,7 +162,7 @@ def test_other_experiments_and_swapped_mixers_do_not_count():
 def test_the_error_of_sampling_widens_the_interval():
     """Equal seeds: the interval is that of 512 sequences, which are right or wrong as a whole, in both arms."""
     score = partial(recall, dynamic=0.9, spread=0)
-    line = verdict(trained(score))["trained with it, queries many: top_k − best of the blind"]
+    line = verdict(trained(score))["trained with it, queries many: top_k − best blind policy"]
     variance = np.mean([0.9 * 0.1 / 512 + p * (1 - p) / 512 for p in np.array(SHARES[:3]) + 0.1]) / 3
     half = (line.estimate.high - line.estimate.low) / 2
     assert half == pytest.approx(2.776 * variance**0.5, rel=1e-3)

@@ -30,6 +30,7 @@ FEWEST_FINE = 5
 """Least number of replicates where the threshold is at most FINE."""
 
 FINE = 0.05
+"""Largest threshold for which FEWEST_FINE replicates are needed."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,11 @@ class Claim(ABC):
 
 
 def scores(table: pd.DataFrame, split: str = "test") -> pd.DataFrame:
-    """The rows of a split that hold a model's accuracy (R² of a continuous task) in a cell, with a column `error`: the
-    metric `standard_error` of the same run and cell, where it was recorded (see `train.evaluate`)."""
+    """The scores of a split: one row per run and cell, with the accuracy, or R² for a continuous task, in `value`.
+
+    The column `error` is the standard error of that score (the metric `standard_error`, see `train.evaluate`), and is
+    missing where it was not recorded.
+    """
     rows = table[table["split"] == split]
     own, errors = rows[rows["metric"].isin(SCORES)], rows[rows["metric"] == "standard_error"]
     keys = [name for name in rows.columns if name not in ("metric", "value", "error")]
@@ -101,8 +105,9 @@ def mean(values: pd.DataFrame) -> Estimate | None:
     values  one or more rows per replicate (columns seed, data_seed, value); `error`, where it exists, is the standard
             error of a row's value within its run, from the sampling of test sequences
 
-    The variance of the mean is at least that of the sampling of test sequences. Runs with the same data_seed are tested
-    on the same sequences, so that their number does not reduce it.
+    The variance of the mean over m replicates is s²/m, s² being their sample variance, or, if that is larger, the mean
+    sampling variance divided by the number of different data_seeds: runs with the same data_seed are tested on the same
+    sequences, so more of them do not reduce the sampling error. The interval has m − 1 degrees of freedom, at least 1.
     """
     if values.empty:
         return None
@@ -120,9 +125,9 @@ def mean(values: pd.DataFrame) -> Estimate | None:
 
 
 def contrast(first: pd.DataFrame, second: pd.DataFrame, on: Sequence[str] = ()) -> Estimate | None:
-    """The mean of first − second, paired over replicates and over the columns `on`: see `mean`.
+    """The mean of first − second, paired by replicate and by the columns `on`, with an interval as in `mean`.
 
-    Pairs that one of the two lacks are left out. None where there is no pair.
+    Rows without a partner are left out. None where there is no pair.
     """
     keys = [*REPLICATES, *on]
     both = _by(first, keys).merge(_by(second, keys), on=keys, suffixes=("", "_second"))
@@ -142,7 +147,10 @@ def _by(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def at_least(name: str, estimate: Estimate | None, threshold: float, missing: str = "") -> Line:
-    """The line "estimate ≥ threshold". missing: what was not measured, where the estimate is None."""
+    """The line "estimate ≥ threshold".
+
+    missing  what was not measured, for the reason of the line where the estimate is None; the name without it
+    """
     return _line(name, f"≥ {threshold:g}", estimate, threshold, 1, missing)
 
 
@@ -152,7 +160,7 @@ def at_most(name: str, estimate: Estimate | None, threshold: float, missing: str
 
 
 def within(name: str, estimate: Estimate | None, target: float, tolerance: float, missing: str = "") -> Line:
-    """The line "|estimate − target| ≤ tolerance": refuted where the whole interval lies outside."""
+    """The line "|estimate − target| ≤ tolerance", refuted where the whole interval lies outside; see `at_least`."""
     rule = f"{target:g} ± {tolerance:g}"
     if estimate is None:
         return Line(name, rule, "undecided", None, f"not measured: {missing or name}", missing=True)
@@ -165,7 +173,7 @@ def within(name: str, estimate: Estimate | None, target: float, tolerance: float
 
 
 def reported(name: str, estimate: Estimate | None, reason: str = "") -> Line:
-    """A line that describes and is not judged."""
+    """A line that is shown for information and is not judged."""
     return Line(name, "", "reported", estimate, reason)
 
 
@@ -189,12 +197,12 @@ def _enough(line: Line, threshold: float) -> Line:
 
 
 def unless(line: Line, obstacle: str) -> Line:
-    """The line, undecided where there is an obstacle to judging it: "not trained to the end: linear"."""
+    """The line, made undecided if there is an obstacle, a text such as "not trained to the end: linear"."""
     return replace(line, decision="undecided", reason=obstacle) if obstacle and line.decision != "reported" else line
 
 
 def untrained(rows: pd.DataFrame) -> str:
-    """The obstacle for `unless` that a series of these rows is not shown to be trained to the end; else empty."""
+    """The obstacle for `unless` if some series of these rows are not shown to be trained to the end; otherwise ""."""
     words = {"gains": "more steps help", "unknown": "twice the steps were not tried"}
     verdicts = rows.drop_duplicates("series").set_index("series")["trained_to_end"].fillna("unknown")
     found = [f"{name} ({words[verdict]})" for name, verdict in verdicts.items() if verdict in words]
@@ -202,7 +210,8 @@ def untrained(rows: pd.DataFrame) -> str:
 
 
 def verdict_table(lines: Iterable[tuple[str, Line]]) -> pd.DataFrame:
-    """The verdict as a table, one row per line: claim, line, decision, rule, effect, low, high, seeds, reason."""
+    """The verdict as a table, one row per line: claim, line, decision, rule, effect, low, high, seeds (the number
+    of replicates, or "exact"), reason, missing."""
     records = [
         {
             "claim": claim, "line": line.name, "decision": line.decision, "rule": line.rule,
@@ -237,7 +246,7 @@ def multiplicity(lines: Sequence[Line]) -> str:
     sampled = sum(line.estimate is not None and line.estimate.replicates > 0 for line in judged)
     return (
         f"{len(judged)} lines are judged, {sampled} of them by a {100 * LEVEL:.0f} % interval. The intervals are not "
-        "corrected for their number."
+        "corrected for multiple comparisons."
     )
 
 

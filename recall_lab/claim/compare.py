@@ -1,4 +1,4 @@
-"""Comparisons of mixers that claims share: rows with their sampling error, contrasts, and what is missing for them."""
+"""Comparisons of mixers that several claims make: rows with sampling errors, contrasts, and missing measurements."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,15 +9,18 @@ from recall_lab.claim.base import LEVEL, Estimate, contrast, scores
 from recall_lab.results import REPLICATES
 
 Point = tuple[object, ...]
+"""The values of some columns: a combination at which rows are compared."""
 
 
 def rows_of(table: pd.DataFrame, experiment: str, metric: str, split: str | None = None) -> pd.DataFrame:
-    """The rows of one metric of an experiment, without columns that are empty in all of them; of a distribution, the
-    means.
+    """The rows of one metric of an experiment, without the columns that are empty in all of them.
 
-    The column `error` is the standard error of a row within its run: that of `scores` for accuracies, and of a row with
-    an interval that of its interval. Runs of the oracle have none: each seed draws keys of its own, so that the spread
-    over seeds contains the sampling.
+    split  None: all splits, except for accuracy, which is that on test data
+
+    Of a metric with several statistics, only the means are returned. The column `error` is the standard error of a
+    value within its run: for accuracies that of `scores`, for rows with an interval (low, high) half its width over the
+    normal quantile. Rows of the oracle have none: each seed draws its own keys, so that the variance over seeds already
+    contains the sampling.
     """
     rows = table[table["experiment"] == experiment]
     if metric == "accuracy":
@@ -36,14 +39,14 @@ def cells(rows: pd.DataFrame) -> list[str]:
 
 
 def of(rows: pd.DataFrame, mixer: str) -> pd.DataFrame:
-    """The rows of one mixer; none where there are no rows at all."""
+    """The rows of one mixer; `rows` itself if it has no column mixer, as an empty table."""
     return rows[rows["mixer"] == mixer] if "mixer" in rows else rows
 
 
 def difference(rows: pd.DataFrame, first: str, second: str, on: Sequence[str]) -> tuple[Estimate | None, str]:
-    """The contrast of two mixers, first − second, paired over replicates and the columns `on`.
+    """The contrast of two mixers, first − second, paired by replicate and the columns `on`, and "".
 
-    None, and what is missing, where `missing_points` finds a gap.
+    Where measurements are missing: None, and which (see `missing_points`).
     """
     arms = {name: of(rows, name) for name in (first, second)}
     gap = missing_points(arms, on)
@@ -51,10 +54,12 @@ def difference(rows: pd.DataFrame, first: str, second: str, on: Sequence[str]) -
 
 
 def missing_points(arms: Mapping[str, pd.DataFrame], on: Sequence[str]) -> str:
-    """What is missing for a comparison of these rows, in words; empty where nothing is.
+    """Which measurements are missing for a comparison of several mixers, in words; empty if none is.
 
-    Every arm must be one series, and each of its replicates needs a row at each point (combination of the columns `on`)
-    that occurs in any arm. There must be a replicate that all arms have.
+    arms  name of each side of the comparison → its rows
+
+    All rows of an arm must be of one series. Each replicate needs a row at every point (combination of values of the
+    columns `on`) that occurs in any arm, and at least one replicate must occur in all arms.
     """
     absent = [name for name, rows in arms.items() if rows.empty]
     if absent:

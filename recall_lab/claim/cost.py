@@ -17,9 +17,11 @@ class Cost(Claim):
     """Softmax attention costs O(n²d) for a prefill and O(nd) for a decode step, and its KV cache has O(nd) bytes;
     linear attention costs O(nd²) and O(d²), and its state has O(d²) bytes, at any length n.
 
-    Counted FLOPs of the mechanism alone, q, k and v given, at lengths n ≥ 8 d_key and the largest d_key. Exponents are
-    slopes of log cost over log n, or over log d_key at the largest n. Of several matrix memories, the one whose
-    exponent is farthest from the claimed one counts. Times are reported, not judged.
+    FLOPs are counted for the mechanism alone, from q, k and v on. An exponent is the slope of log cost over log n at
+    the largest d_key, for lengths n ≥ 8 d_key, or over log d_key at the largest n.
+
+    Matrix memories are mechanisms whose state is a matrix. Among them, the exponent farthest from the claimed one is
+    judged. Times are reported, not judged.
     """
 
     matrix_memories: Sequence[str] = ("linear",)
@@ -35,8 +37,8 @@ class Cost(Claim):
             self._line(table, "matrix memories: prefill FLOPs over n", memories, "prefill_flops", n, 1.0, 0.05),
             self._line(table, "softmax: decode FLOPs over n", [self.softmax], "decode_flops", n, 1.0, 0.05),
             self._line(table, "matrix memories: decode FLOPs over n", memories, "decode_flops", n, 0.0, 0.02),
-            self._line(table, "softmax: bytes carried over n", [self.softmax], "state_bytes", n, 1.0, 0.02),
-            self._line(table, "matrix memories: bytes carried over n", memories, "state_bytes", n, 0.0, 0.02),
+            self._line(table, "softmax: bytes of state over n", [self.softmax], "state_bytes", n, 1.0, 0.02),
+            self._line(table, "matrix memories: bytes of state over n", memories, "state_bytes", n, 0.0, 0.02),
             self._line(table, "matrix memories: decode FLOPs over d", memories, "decode_flops", d, 2.0, 0.1),
             *self._beside(table),
             *(self._faster(table, mixer, step) for mixer in memories for step in ("prefill", "decode")),
@@ -71,7 +73,7 @@ class Cost(Claim):
         return lines
 
     def _faster(self, table: pd.DataFrame, mixer: str, step: str) -> Line:
-        """From which of the measured lengths on the mechanism takes less time than softmax, at the largest d_key."""
+        """The measured length from which on the mechanism takes less time than softmax, at the largest d_key."""
         own, other = (_points(table, each, f"{step}_seconds", "length") for each in (mixer, self.softmax))
         name = f"{mixer}: length from which a {step} is faster than softmax's"
         both = pd.DataFrame({"own": own, "other": other}).dropna()
@@ -92,6 +94,6 @@ def _points(table: pd.DataFrame, mixer: str, metric: str, over: str) -> pd.Serie
 
 
 def _exponent(table: pd.DataFrame, mixer: str, metric: str, over: str) -> float | None:
-    """Slope of log cost over log n or log d; None with fewer than two points."""
+    """Slope of log cost over log n or log d_key (`over`: length or d_key); None with fewer than two points."""
     points = _points(table, mixer, metric, over)
     return None if len(points) < 2 else fits.exponent(points.index.to_numpy(float), points.to_numpy(float))[0]

@@ -12,7 +12,7 @@ from recall_lab.results import REPLICATES
 from recall_lab.theory import fits, linear_attention, softmax
 
 SPAN = 16
-"""How many times longer the longest of the compared sequences is than the shortest."""
+"""Ratio of the largest to the smallest of the compared lengths."""
 
 KEYS = list(REPLICATES)
 
@@ -22,13 +22,18 @@ class Dilution(Claim):
     """With scores [100, 1, …, 1] the important token of linear attention drowns as the number of tokens grows, while
     the exponential of softmax keeps it on top.
 
-    Raw scores: the share of the weight on the important token, in closed form, falls below ½ for linear attention and
-    not for softmax. Random keys, nothing trained: the slope of log share over log n between n = d_key and 16 d_key is
-    at most −0.8 for linear attention, at the width where it is flattest; softmax at β = √d_key has the share of theory
-    within 2 %, in the octave of n and at the width where it is farthest from it, and more than ½ at half of the length
-    at which theory gives it ½: it dilutes too, exponentially later. Trained on one needle in noise: of the layer and
-    head with the largest share at the longest trained length, the share at 16 times that length over the share at it;
-    linear attention's ratio minus softmax's, with the positions that are best on validation, is at most −0.3.
+    Share means the share of the weight that is on the important token; n is the number of tokens.
+
+    Raw scores, in closed form: at 10,000 tokens the share is at most ½ for linear attention and at least ½ for softmax.
+
+    Random keys, without training. Linear attention: the slope of log share over log n, between n = d_key and 16 d_key,
+    is at most −0.8; the width with the flattest slope is judged. Softmax, with logits √d_key q·k for unit q and k: the
+    share is within 2 % of theory; the width and octave of n farthest from it are judged. At half of the length at which
+    theory gives ½, the half-mass length, the share is at least ½: softmax dilutes as well, exponentially later.
+
+    Trained on one needle in noise: the share at 16 times the longest trained length, divided by the share at that
+    length, in the layer and head with the largest share there. This ratio for linear attention minus that for softmax,
+    with the kind of positions that is best on validation, is at most −0.3.
     """
 
     important: float | int = 100
@@ -97,7 +102,7 @@ class Dilution(Claim):
 
 
 def best_on_validation(validated: pd.DataFrame, mixers: Sequence[str]) -> str | None:
-    """The mixer with the highest mean validation accuracy, of equal ones that with the lower loss. None: no scores."""
+    """The mixer with the highest mean validation accuracy, or the lower loss among equals; None without any scores."""
     scores = {}
     for mixer in mixers:
         own = of(validated, mixer)
@@ -149,7 +154,7 @@ def _halves(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _worst(values: pd.DataFrame, badness: Callable[[np.ndarray], np.ndarray]) -> tuple[pd.DataFrame, str]:
-    """The values where their mean over replicates is worst, and where that is, in words."""
+    """The values at the width (and octave) with the largest badness of their mean over replicates; these, in words."""
     if values.empty:
         return values, ""
     where = [name for name in ("d_key", "octave") if name in values]
@@ -163,10 +168,9 @@ def _worst(values: pd.DataFrame, badness: Callable[[np.ndarray], np.ndarray]) ->
 
 
 def _kept(shares: pd.DataFrame, validated: pd.DataFrame) -> pd.DataFrame:
-    """Share on the target at SPAN times the longest trained length over that at it, per replicate, with its error.
+    """Share at SPAN times the longest trained length, divided by the share at that length; per replicate, with error.
 
-    Of the layers and heads of a run, the one with the largest share at the trained length counts. Means over the cells
-    of each length.
+    Both are means over the cells of their length, in the layer and head with the largest share at the trained length.
     """
     trained = validated["task.length"].max()
     found = []

@@ -32,15 +32,16 @@ class DynamicAccess(Claim):
     """Softmax attention weighs every past token anew for each query; linear attention can only weigh the present token
     and scale the past as a whole, and therefore never matches softmax attention.
 
-    Over all queries, the weights on n past tokens have rank ≤ d_key where they are linear in the query, and the one-hot
-    residual averages 1 − d_key/n; softmax reaches rank n. Which subsets of tokens softmax selects is reported: only
-    those that are a face of the convex hull of the keys.
+    Weights, without training: the matrix of weights of all queries on n > d_key past tokens has rank ≤ d_key where
+    weights are linear in the query, and its one-hot residual, the mean squared distance from selecting a single token,
+    is 1 − d_key/n. Softmax reaches rank n. Reported is which subsets of tokens softmax can select: only those that form
+    a face of the convex hull of the keys.
 
-    Trained on mqar: P is the largest trained number of pairs at which the best fixed-state mechanism reaches
-    `solved` on validation. "Never matches" has two lines: softmax minus the best fixed-state mechanism beyond capacity
-    (4 P pairs) and below it (P/4 pairs, where it should make no difference). Both numbers must be trained ones. At each
-    number of pairs the best series of each arm is that on validation. All series that are best at some number of pairs
-    must be trained to the end.
+    Trained on mqar: P, the capacity, is the largest trained number of pairs at which the best fixed-state mechanism
+    reaches .99 on validation. Softmax minus the best fixed-state mechanism is at least 0.2 beyond capacity, at 4 P
+    pairs, and at most 0.02 below it, at P/4 pairs. Models must have been trained with both numbers of pairs. At each
+    number, the series with the best validation score represents softmax, or the fixed states. All series that are the
+    best at some number of pairs must be trained to the end.
     """
 
     access: str = "access"
@@ -52,8 +53,9 @@ class DynamicAccess(Claim):
     softmax: str = "softmax"
     """The mechanism of the other arm; its variants are candidates on mqar."""
     tolerance: float = 1e-6
-    """Of the one-hot residual."""
+    """Largest difference of the one-hot residual from 1 − d_key/n."""
     solved: float = 0.99
+    """Validation accuracy that defines the capacity P."""
     gain: float = 0.2
     """Least difference beyond capacity."""
     margin: float = 0.02
@@ -150,7 +152,11 @@ class DynamicAccess(Claim):
         """The line at this number of pairs; undecided where it was not trained."""
         if pairs not in first or pairs not in second:
             line = self._judged(place, None)
-            return replace(line, reason=f"no training with {pairs:g} pairs, at most {max(second):g}", missing=False)
+            return replace(
+                line,
+                reason=f"no model was trained with {pairs:g} pairs, the largest number is {max(second):g}",
+                missing=False,
+            )
         here = test[test[PAIRS] == pairs]
         names = (first[pairs][0], second[pairs][0])
         estimate = contrast(*(here[here["series"] == name] for name in names))

@@ -9,12 +9,12 @@ from recall_lab.claim.base import Claim, Line, at_most, exact, reported
 
 @dataclass(frozen=True, kw_only=True)
 class Equivalence(Claim):
-    """The parallel form of linear attention and its recurrence S_t = S_{t−1} + v_t k_tᵀ, o_t = S_t q_t are the same
+    """The parallel form of linear attention and its recurrence S_t = S_{t−1} + k_t v_tᵀ, o_t = S_tᵀ q_t are the same
     function, and so are the two forms of every other mechanism.
 
-    The largest relative error, in float64, of the parallel form against one recurrence per position: outputs, final
-    state, a sequence in two segments, and gradients with respect to q, k, v and every gate. The rule is the same for
-    every mechanism, and the largest error of all is judged.
+    The parallel form is compared with the recurrence, applied position by position, in float64: outputs, final state,
+    outputs of a sequence in two segments, and gradients with respect to q, k, v and every gate. Judged are the largest
+    relative error of linear attention and the largest of all mechanisms.
     """
 
     tolerance: float = 1e-10

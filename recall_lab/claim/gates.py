@@ -20,15 +20,19 @@ HEADS = ["layer", "head"]
 
 @dataclass(frozen=True, kw_only=True)
 class Gates(Claim):
-    """In S_t = γ_t S_{t−1} + σ_t v_t k_tᵀ, the write gate σ selects what enters the state, and the decay γ favours
+    """In S_t = γ_t S_{t−1} + σ_t k_t v_tᵀ, the write gate σ selects what enters the state, and the decay γ favours
     recent tokens.
 
-    Gain of each gate: test accuracy of linear attention with both gates learned minus that with the gate in question
-    fixed at 1, on selective copying of 4 tokens and on one needle in noise, mean over all tested cells: at least 0.10
-    each. Selection: σ on data minus σ on filler, mean over layers and heads, is positive. An ungated model may learn
-    keys of length zero for filler, therefore ‖k‖ is reported beside. Recency: on `updates`, which rewards it, the
-    accuracy of queries whose answer is at most as old as the median minus that of the others is positive, mean over
-    the cells with updates; and the half-life of γ is longer on the needle, which does not reward it.
+    Gain of each gate: test accuracy of linear attention with both gates learned, minus that with the gate in question
+    fixed at 1, mean over all tested cells, is at least 0.10 on selective copying of 4 tokens and on one needle in
+    noise.
+
+    Selection: σ on data tokens minus σ on filler, mean over layers and heads, is positive. A model without gates may
+    learn keys of norm zero for filler, so ‖k‖ is reported as well.
+
+    Recency: on `updates`, which rewards it, queries with an answer younger than the median age are answered more
+    accurately than the others, mean over the cells with updates. The half-life of γ is longer on the needle, which does
+    not reward recency, than on `updates`.
     """
 
     copying: str = "selective_gates"
@@ -64,7 +68,7 @@ class Gates(Claim):
         return rows if not name or name not in rows else rows[rows[name] == level]
 
     def _gains(self, place: str, rows: pd.DataFrame) -> list[Line]:
-        """The gain of each gate where the other one is learned too; beside it, the gains in two other comparisons."""
+        """The gain of each gate with the other learned too; reported: at trained lengths, and of one gate alone."""
         tested = _metric(rows, "accuracy", "test")
         validated = rows[(rows["split"] == "validation") & (rows["metric"] == "accuracy")]
         inside = tested[tested["task.length"].isin(validated["task.length"])] if "task.length" in tested else tested
@@ -137,7 +141,7 @@ def _ratio(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 
 def _half_lives(rows: pd.DataFrame) -> pd.DataFrame:
-    """log₂ of the half-life ln 2 / (−g) of each replicate, g being the mean log decay over its rows."""
+    """log₂ of the half-life ln 2 / (−g), in tokens, of each replicate; g is the mean log decay over its rows."""
     if rows.empty:
         return pd.DataFrame({name: [] for name in (*REPLICATES, "value")})
     decay = rows.groupby(list(REPLICATES))["value"].mean().clip(upper=-1e-12)
@@ -147,8 +151,8 @@ def _half_lives(rows: pd.DataFrame) -> pd.DataFrame:
 def _halves(rows: pd.DataFrame) -> pd.DataFrame:
     """Per replicate and cell with updates: accuracy of the younger half of the answers minus that of the older half.
 
-    The halves meet at the median age; accuracies are means over answers. The error treats all answers of a sequence as
-    one.
+    The halves meet at the median age; accuracies are means over answers. The error is computed as if a
+    sequence had one answer only.
     """
     if rows.empty or "task.updates" not in rows:
         return rows.iloc[:0]

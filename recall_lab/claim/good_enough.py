@@ -43,15 +43,17 @@ class GoodEnough(Claim):
     A task is undemanding where the best mechanism with a fixed state is within `margin` of the best one with a growing
     state in every cell of the trained range: its line is judged by the cell with the largest difference. The best
     mechanism of a family on a task has the highest mean validation score over these cells. Both must be trained to the
-    end, and one of them must have learned the task, for equal accuracies at chance say nothing about a state.
+    end, and one of them must have learned the task, because equal accuracies at chance show nothing about a state.
 
     The claim is supported if at least half of the tasks are undemanding, and refuted if none is. Tasks on which a fixed
     state is better are listed.
     """
 
     experiment: str = "tasks"
+    """Experiment on all tasks."""
     tasks: Sequence[str] = ("mqar",)
     margin: float = 0.02
+    """Largest difference in test score that counts as good enough."""
 
     def judge(self, table: pd.DataFrame) -> list[Line]:
         rows = table[table["experiment"] == self.experiment]
@@ -73,7 +75,7 @@ class GoodEnough(Claim):
 
 
 def _compare(rows: pd.DataFrame, margin: float) -> Comparison:
-    """The comparison on the task of these rows; margin: largest distance from chance of what is not learned."""
+    """The comparison on the task of these rows; a score within `margin` of chance is not learned."""
     validation, test = scores(rows, "validation"), scores(rows)
     growing, fixed = best(members(validation, "growing")), best(members(validation, "fixed"))
     if growing is None or fixed is None:

@@ -17,13 +17,17 @@ class StaticSparse(Claim):
     """A static sparse cache (a sliding window, eviction, merging) fails at long contexts because it is blind to the
     query, not because its share B/n of the tokens is small.
 
-    Recall, per scored token, with budgets B at one length n, many queries and one, on the weights of trained softmax
-    models and in models trained with the policy. A contrast is paired over seeds.
-    Dynamism: mean over small B/n of the policy that chooses by the query (top_k) minus the best of those blind to it,
-    chosen for each B/n by its mean validation accuracy; supported from .3 on. Share: top_k at B/n = 1 minus top_k at
-    B/n = 1/8; supported up to .02. At B = n every policy is softmax, whose models stand for it where models are
-    trained. Keeping, only on trained weights: top_k from all tokens minus top_k from the last 2 B, over small B/n.
-    Keeping, and paged in place of top_k, are reported.
+    Measured is the accuracy per scored token at one length n, with several budgets B (tokens attended to), with many
+    queries per sequence and with one: on the weights of trained softmax models, and in models trained with the policy.
+    Differences are paired by seed. At B = n every policy equals softmax, so models trained with softmax are used there.
+
+    Choice by the query: top_k, which chooses tokens by the query, minus the best policy that does not, mean over
+    B/n = 1/16, 1/8 and 1/4, is at least .3. The best policy is chosen for each B/n by its mean validation accuracy.
+
+    Share: top_k at B/n = 1 minus top_k at B/n = 1/8 is at most .02.
+
+    Reported: paged, an approximation, in place of top_k; and, on trained weights, top_k choosing from all tokens minus
+    top_k choosing from the last 2 B.
     """
 
     blind: Sequence[str] = ("window", "sink_window", "heavy_hitter", "merging", "random_k")
@@ -31,8 +35,9 @@ class StaticSparse(Claim):
     best: str = "top_k"
     """The policy that chooses by the query, out of all tokens."""
     approximation: str = "paged"
+    """A policy that approximates `best`."""
     small: Sequence[float] = (1 / 16, 1 / 8, 1 / 4)
-    """The shares B/n that dynamism is averaged over."""
+    """The shares B/n over which the effect of choosing by the query is averaged."""
     share: float = 1 / 8
     """The share at which the loss from B/n = 1 is measured."""
 
@@ -42,19 +47,19 @@ class StaticSparse(Claim):
         for arm, rows in (("softmax weights", on_weights(table)), ("trained with it", trained(table, self.best))):
             for queries in ("many", "one"):
                 own, where = rows[rows["queries"] == queries], f"{arm}, queries {queries}: "
-                lines += [self._dynamism(own, where), self._share(own, where)]
+                lines += [self._choice(own, where), self._share(own, where)]
                 lines += [self._best(own, where), self._approximation(own, where)]
                 if arm == "softmax weights":
                     lines.append(self._keeping(own, where))
         return lines
 
-    def _dynamism(self, rows: pd.DataFrame, where: str) -> Line:
+    def _choice(self, rows: pd.DataFrame, where: str) -> Line:
         found, absent = self._over_blind(rows, self.best)
-        return at_least(f"{where}{self.best} − best of the blind", found, 0.3, absent)
+        return at_least(f"{where}{self.best} − best blind policy", found, 0.3, absent)
 
     def _approximation(self, rows: pd.DataFrame, where: str) -> Line:
         found, absent = self._over_blind(rows, self.approximation)
-        return reported(f"{where}{self.approximation} − best of the blind", found, absent)
+        return reported(f"{where}{self.approximation} − best blind policy", found, absent)
 
     def _share(self, rows: pd.DataFrame, where: str) -> Line:
         absent = _absent(rows, [self.best], [1, self.share])
@@ -74,10 +79,10 @@ class StaticSparse(Claim):
         best = self._best_blind(rows)
         names = best.groupby("share")["policy"].first()
         text = ", ".join(f"{name} at {share:g}" for share, name in names.items())
-        return reported(f"{where}best of the blind", mean(best), text)
+        return reported(f"{where}best blind policy", mean(best), text)
 
     def _over_blind(self, rows: pd.DataFrame, policy: str) -> tuple[Estimate | None, str]:
-        """The policy minus the best of the blind, over small shares; None and what is missing where some is."""
+        """The policy minus the best blind policy, mean over small shares; or None and what was not measured."""
         absent = _absent(rows, [policy, *self.blind], self.small)
         best = self._best_blind(rows)
         return (None if absent else contrast(_at(rows, [policy], self.small), best, ["share"])), absent
@@ -96,7 +101,7 @@ COLUMNS = ["seed", "data_seed", "queries", "policy", "share", "value", "validati
 
 
 def on_weights(table: pd.DataFrame) -> pd.DataFrame:
-    """The measurements of the probe policies. The error is that of the probe's interval, sequences being clusters."""
+    """The measurements of the probe policies. The error is from the probe's interval, with sequences as clusters."""
     if "policy" not in table:
         return pd.DataFrame(columns=COLUMNS)
     keys = ["seed", "data_seed", "queries", "policy", "share"]
@@ -110,8 +115,8 @@ def on_weights(table: pd.DataFrame) -> pd.DataFrame:
 def trained(table: pd.DataFrame, best: str) -> pd.DataFrame:
     """The measurements of models that were trained with a policy, and of softmax as the policy `best` at B/n = 1.
 
-    Validation is that of the longest cell trained on. The error is that of as many independent sequences, each right or
-    wrong as a whole: the largest it can be.
+    `validation` is the accuracy on validation data in the longest training cell. `error` is √(p (1 − p) / sequences),
+    as if each sequence were right or wrong as a whole: the largest that it can be.
     """
     if BUDGET not in table:
         return pd.DataFrame(columns=COLUMNS)

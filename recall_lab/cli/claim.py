@@ -21,7 +21,7 @@ from recall_lab.messages import print_error, print_line
 from recall_lab.page import attempt
 
 TWICE = "_twice_the_steps"
-"""What the folder of an experiment's runs with twice the steps is called, after the experiment's name."""
+"""Suffix of the folder with an experiment's runs of twice the steps."""
 
 
 def names(config_dir: str | None = None) -> list[str]:
@@ -46,15 +46,15 @@ def load(chosen: Iterable[str], config_dir: str | None = None) -> dict[str, Clai
 def claim(words: Iterable[str], config_dir: str | None = None) -> int:
     """Runs and judges the claims named in `words` (none: all of them). Returns the exit status.
 
-    words  names of claims, and settings of the runs that follow (size=large, device=cuda, root=…); each experiment is
-           run once, in outputs/claim/EXPERIMENT, and what is finished is not run again. An experiment is given the
-           settings that have an effect in its kind of run. One that must be trained to the end is run with seed=0 and
-           twice the steps, too, in a folder of its own
+    words  names of claims, and settings of their runs (size=large, device=cuda, root=…). Each experiment is run once,
+           in ROOT/claim/EXPERIMENT, and finished runs are not repeated. An experiment receives the settings that have
+           an effect in its kind of run. One that must be trained to the end is run a second time, with seed=0 and twice
+           the steps, in a folder of its own
 
-    Writes outputs/claim/report.html, report.md, table.parquet, verdict.csv and the claims' figures. A claim whose
-    judgement raises an exception is named there; the others are judged.
+    Writes report.html, report.md, table.parquet, verdict.csv and the claims' figures in ROOT/claim. A claim whose
+    judgement raises an exception is named in the report, and the others are judged.
 
-    Any verdict is status 0; a run or a judgement that failed, or a measurement that is missing, is 1.
+    The exit status is 0 whatever the verdict, and 1 if a run or a judgement failed or a measurement is missing.
     Raises ValueError for an unknown claim, and for a setting that has no effect in any experiment.
     """
     words = list(words)
@@ -177,7 +177,7 @@ def _experiments(claims: dict[str, Claim]) -> list[str]:
 
 
 def _run(claims: dict[str, Claim], settings: list[str], folder: Path, config_dir: str | None) -> list[str]:
-    """Runs every experiment once, one after another; one line for each that did not end well."""
+    """Runs every experiment once, one after another. Returns one line for each that failed."""
     failed = []
     options = ["--config-dir", config_dir] if config_dir else []
     jobs = []

@@ -18,10 +18,10 @@ GRID = (3e-3, 1e-2, 3e-2)
 """The rates that a study begins with."""
 
 LADDER = [float(f"{digit}e{power}") for power in range(-5, 1) for digit in (1, 3)]
-"""The rates by which a study extends its grid, up to its ends."""
+"""The rates that a study may add to its grid."""
 
 SAME = 0.001
-"""Scores that differ by less are equal."""
+"""Largest difference of validation scores that count as equal."""
 
 
 def write(found: Mapping[str, Mapping[str, float]]) -> None:
@@ -38,7 +38,9 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
     is at its edge, writes the best rates to rates.yaml and returns the exit status.
 
     overrides  settings for all runs (seed=0, train.steps=400, mixer=…); the runs are in outputs/rates_EXPERIMENT
-    launch     does what `recall-lab run` does with these words, and returns its exit status
+    launch     runs `recall-lab run` with these arguments, and returns its exit status
+
+    Raises ValueError for an experiment that does not take its rates from rates.yaml.
     """
     from recall_lab import report
 
@@ -100,7 +102,7 @@ def beyond(scores: Mapping[float, float]) -> float | None:
 
 
 def _extended(scores: Mapping[tuple[str, str], Mapping[float, float]]) -> dict[str, set[float]]:
-    """Mixers, joined by commas → the rate by which their grid grows."""
+    """Mixers, joined by commas → the rate to be added to their grid."""
     growing: dict[float, list[str]] = {}
     for (_, mixer), own in scores.items():
         rate = beyond(own)

@@ -83,7 +83,7 @@ def recent(logits: Attention, count: int) -> Attention:
 
 
 def latest(x: Cached, count: int) -> Kept:
-    """The last `count` − 1 tokens, or all while there are fewer: what the next token's window of `count` can hold."""
+    """The last `count` − 1 tokens, or all if there are fewer: what a window of `count` holds at the next token."""
     return x[:, :, max(x.shape[2] - count + 1, 0) :]
 
 
@@ -95,13 +95,13 @@ def read(logits: Attention, v: CachedValue) -> Value:
 def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
     """True at the `count` largest entries along the last axis; among equal ones the earliest are taken.
 
-    Where fewer are above −∞, those that equal −∞ may be True or False. x has no gradient.
+    If fewer than `count` entries are above −∞, entries equal to −∞ may be True. x must not require a gradient.
     """
     if count >= x.shape[-1]:
         return torch.ones_like(x, dtype=torch.bool)
     if x.device.type == "cpu":
-        # On a CPU numpy finds the limit in an eighth of the time of topk. Ties at the limit are rare there; to look
-        # for them first would make another device wait.
+        # On a CPU numpy finds the limit in an eighth of the time of topk. Ties at the limit are rare, so they are
+        # looked for first; on a GPU, such a branch would make the host wait for the device.
         rest, top = torch.from_numpy(np.partition(x.numpy(), -count)).split([x.shape[-1] - count, count], dim=-1)
         least, following = top[..., :1], rest.amax(-1, keepdim=True)
         if not ((following == least) & (least > -torch.inf)).any():
@@ -118,10 +118,10 @@ class Cache(Mixer):
     """Softmax attention over all past tokens.
 
     A policy overrides `logits` (the positions attended to) and `keep` (the tokens kept in the state), or `attend` where
-    its state holds more than k and v. It is given q and k after rotation. With positions the state also holds: rotary,
-    `seen`, the number of tokens so far (b h 1); ALiBi, where `gaps`, the `age` of each token (see `extend`).
-    Raises ValueError for a share that does not rotate an even number of channels, and for an option of rotary with
-    other positions.
+    its state holds more than k and v. It receives q and k after rotation. With rotary positions the state also holds
+    `seen`, the number of tokens so far (b h 1); with ALiBi, if `gaps` is true, the `age` of each token (see `extend`).
+    Raises ValueError for a share that does not rotate an even number of channels, and for an option of rotary
+    embeddings with other positions.
     """
 
     positions: str = "none"
@@ -133,7 +133,7 @@ class Cache(Mixer):
 
     position_options: ClassVar[tuple[str, ...]] = ("positions", "rotary_share", "rotary_base")
     gaps: ClassVar[bool] = False
-    """Whether tokens may be missing between two that are kept; their distances then do not follow from their order."""
+    """Whether tokens between two kept ones may be evicted, so that distances cannot be computed from their order."""
     block: ClassVar[int] = 64
     """Positions that `parallel` computes at a time."""
 

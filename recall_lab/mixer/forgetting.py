@@ -58,11 +58,13 @@ class Forgetting(Cache):
 
 
 def biased(q: Query, cached: State, bias: Attention, key: Float[Tensor, "b h s"]) -> Value:
-    """Σ_s softmax_s(q_t·k_s / √d_key + bias_ts) v_s for a constant bias that has the gradient of key_s.
+    """o_t = Σ_s softmax_s(q_t·k_s / √d_key + bias_ts) v_s. The bias is a constant; its gradient goes to `key` instead.
 
-    A softmax is not changed by what is added to a whole row, so Σ_{r=s+1..t} g_r has the gradient of a term of s alone.
-    It enters by a further channel of q and k, whose product is zero: 1 · (key_s − itself). Torch's fused attention can
-    then take the bias as a constant, and no weights are kept for the backward pass.
+    key  a term that differs from the bias only by a constant per row t: −Σ_{r≤s} g_r up to a constant
+
+    Adding a constant to a row does not change its softmax, so Σ_{r=s+1..t} g_r and key_s have the same gradient. key_s
+    enters through one more channel of q and k, 1 and key_s − stop_gradient(key_s), which adds zero to the logits.
+    Torch's fused attention can then take the bias as a constant, and stores no attention weights for the backward pass.
     """
     q, k, v = (full_precision(x) for x in (q, cached["k"], cached["v"]))
     scale = query_scale(q.shape[-1])

@@ -2,7 +2,7 @@
 
 Rotary (Su et al., arXiv 2104.09864): q_t → R_t q_t and k_s → R_s k_s with rotations R, so that the logit depends on
 positions only through t − s: (R_t q)·(R_s k) = q·R_{s−t} k. Of the first r channels of a head, the channels i and
-i + r/2 are rotated by the angle t · base^(−2i/r), i = 0 … r/2 − 1. The other channels have no position.
+i + r/2 are rotated by the angle t · base^(−2i/r), i = 0 … r/2 − 1. The other channels are not rotated.
 
 ALiBi (Press et al., arXiv 2108.12409): −m_h (t − s) is added to the logits, m_h = 2^(−8h/H) for the heads h = 1 … H.
 Their code departs from this formula where H is not a power of two; this one does not.
@@ -39,14 +39,14 @@ def rotated_channels(share: float, d_key: int) -> int:
 
 
 def turn(x: Query, cos: Angle, sin: Angle) -> Query:
-    """x with its pairs of channels (i, i + r/2) rotated by r/2 angles per position; those from r on are unchanged."""
+    """x with its r/2 pairs of channels (i, i + r/2) rotated by their angles; the channels from r on are unchanged."""
     half = cos.shape[-1]
     one, two, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], dim=-1)
 
 
 def rotate(x: Query, position: Float[Tensor, "#b #h t"], channels: int, base: float) -> Query:
-    """R_t x_t for the positions t of x, computed in float32 or better and returned in the dtype of x.
+    """R_t x_t with r = `channels`, computed in float32 or better and returned in the dtype of x.
 
     In float32 an angle is exact to 6·10⁻⁸ of the position, in radians: to 0.006 at position 10⁵.
     """
@@ -59,7 +59,7 @@ def rotate(x: Query, position: Float[Tensor, "#b #h t"], channels: int, base: fl
 
 
 def slopes(heads: int, like: Tensor) -> Float[Tensor, "h"]:
-    """m_h = 2^(−8h/H), h = 1 … H, in float32 or better."""
+    """m_h = 2^(−8h/H), h = 1 … H = `heads`, in float32 or better and on the device of `like`."""
     head = torch.arange(1, heads + 1, device=like.device, dtype=full_precision(like).dtype)
     return torch.exp2(-8 * head / heads)
 

@@ -12,11 +12,12 @@ from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 WORD = 2**32
-"""The hash is of 32-bit words, computed in 64-bit integers, in which no product overflows."""
+"""Number of 32-bit words. They are hashed in 64-bit integers, in which no product below overflows."""
 
 
 def mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """A hash of words: a bijection of 0 … 2³² − 1 in which every bit of x changes each bit of the result half the time.
+    """A hash of 32-bit words: a bijection of 0 … 2³² − 1. Flipping a bit of x flips each bit of the result with
+    probability ½.
 
     The constants are those of Wellons, "Hash Prospector" (github.com/skeeto/hash-prospector, issue 19).
     """
@@ -26,10 +27,10 @@ def mix(x: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 
 def drawn(queries: int, tokens: int, count: int, seed: int, device: torch.device) -> Bool[Tensor, "t s"]:
-    """True at the tokens that each of the last `queries` positions attends to: its own, and count − 1 before it.
+    """True at the tokens s that each position t of the last `queries` attends to: t itself, and count − 1 before it.
 
-    Of the tokens before t, those with the largest hash of (seed, t, s) are taken, which for a given t is different for
-    every s; all while there are fewer.
+    Those are the tokens s < t with the largest hash of (seed, t, s), or all of them if there are fewer. For a given t
+    all hashes differ, so there are no ties.
     """
     position = torch.arange(tokens, device=device)
     t = position[tokens - queries :, None]
@@ -43,10 +44,10 @@ class RandomK(Budget):
     """Every token is kept, and each query attends to its own and to `budget` − 1 past tokens drawn without regard to q.
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {t} and the `budget` − 1 positions s < t with the largest
-    hash of (`draw_seed`, t, s), or all while there are fewer;  A is that softmax;  state: all k and v so far.
-    The tokens are drawn anew at each position t, and are the same for all sequences, heads and layers. A hash instead
-    of a stream of random numbers makes a draw depend on nothing else: not on segments, steps, batch or device.
-    It is the control for `top_k`: as many tokens from as large a cache, but without the query.
+    hash of (`draw_seed`, t, s), or all if there are fewer;  A is that softmax;  state: all k and v so far.
+    The tokens are drawn anew at each position t, and are the same for all sequences, heads and layers. Since a hash is
+    used instead of a stream of random numbers, a draw does not depend on segments, steps, batch or device.
+    It is the control for `top_k`: as many tokens, from a cache of the same size, but chosen without the query.
     Source: a control of this project; fixed random sets of keys: BigBird, Zaheer et al., arXiv 2007.14062.
     Raises ValueError unless 0 ≤ draw_seed < 2³².
     """

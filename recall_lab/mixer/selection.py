@@ -1,7 +1,7 @@
 """The engine of dynamic policies: attention to tokens that are chosen for each query.
 
-The choice is made without a gradient and enters torch's fused attention as a constant mask. The gradient flows through
-the attended logits alone, and no weights are kept for the backward pass.
+The choice has no gradient and enters torch's fused attention as a constant mask. The gradient flows through the
+attended logits alone, and no attention weights are stored for the backward pass.
 """
 
 from abc import abstractmethod
@@ -19,19 +19,23 @@ from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 Chosen = Bool[Tensor, "b h t s"]
+"""True where query t attends to token s."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Selection(Budget):
-    """Each query attends to those of the tokens kept that the policy's `chosen` selects by it."""
+    """Each query attends to the tokens that the policy's `chosen` selects for it among those kept."""
 
     block: ClassVar[int] = 256
     piece: ClassVar[int] = 32
-    """Queries whose tokens are chosen at a time, so that intermediate results fit in the processor's cache."""
+    """Number of queries for which tokens are chosen at a time: intermediate results then fit in the CPU's cache."""
 
     @abstractmethod
     def chosen(self, q: Query, k: CachedKey, bias: Bias | None) -> Chosen:
-        """True at the tokens attended to; k ends with the keys of q's own positions. Later ones may be True too."""
+        """True at the tokens attended to; k ends with the keys of q's own positions.
+
+        Tokens after the query may be True as well: `mask` excludes them.
+        """
 
     def attend(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         cached = extend(state, k, v)

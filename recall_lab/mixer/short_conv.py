@@ -16,7 +16,7 @@ Cache = Float[Tensor, "b c w"]
 
 
 def shifted_products(x: Float[Tensor, "b n c"], taps: Float[Tensor, "width c"]) -> Channels:
-    """y_t = Σ_j taps_j ⊙ x_{t+j}, j = 0 … width − 1, for the t = n − width + 1 positions at which all inputs exist."""
+    """y_i = Σ_j taps_j ⊙ x_{i+j}, j = 0 … width − 1, at the t = n − width + 1 positions i where all inputs exist."""
     t = x.shape[1] - len(taps) + 1
     y = x[:, :t] * taps[0]  # b t c
     for j in range(1, len(taps)):
@@ -25,9 +25,9 @@ def shifted_products(x: Float[Tensor, "b n c"], taps: Float[Tensor, "width c"]) 
 
 
 class ShiftedProducts(torch.autograd.Function):
-    """`shifted_products` with a backward pass in 2 width passes over the data.
+    """`shifted_products` with a faster gradient: its backward pass reads the data 2 · width times.
 
-    Autograd of the same sum pads the gradient of every shifted input with zeros and adds up all of these.
+    Autograd of the same sum would pad the gradient of every shifted input with zeros, and add these up.
     """
 
     generate_vmap_rule = True

@@ -16,7 +16,7 @@ class SinkWindow(Budget):
     """Each query attends to the first tokens of the sequence (the sinks) and to the last w.
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {s ≤ t: s < sinks or s > t − w},  w = `budget` − `sinks`;
-    A is that softmax;  state: k and v of the first `sinks` and the last w − 1 tokens, or of all while there are fewer.
+    A is that softmax;  state: k and v of the first `sinks` and the last w − 1 tokens, or of all if there are fewer.
     With sinks = 0 it is `window`. The sinks are tokens of the sequence and not learned. With
     positions, every token keeps its own; the paper renumbers the tokens in the cache.
     Source: Xiao et al., arXiv 2309.17453. Raises ValueError unless 0 ≤ sinks < budget.

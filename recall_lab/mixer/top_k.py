@@ -15,9 +15,9 @@ from recall_lab.shapes import Query
 class TopK(Selection):
     """Of the tokens kept, each query attends to the `budget` tokens with the largest logits.
 
-    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t the `budget` positions t − C < s ≤ t of largest q_t·k_s (all
-    of them while there are fewer; of equal ones the earliest), C = `kept`, or all positions s ≤ t without it. Token t
-    is included only if it is among them.  A is that softmax;  state: k and v of the last C − 1 tokens, or of all.
+    o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t: the `budget` positions s with the largest q_t·k_s (all if
+    there are fewer; the earliest among equals) out of t − C < s ≤ t, C = `kept`, or out of all s ≤ t without it. Token
+    t is included only if it is among them.  A is that softmax;  state: k and v of the last C − 1 tokens, or of all.
     With positions, logits are ranked as the softmax receives them: of rotated q and k, or with ALiBi's bias. With all
     tokens kept, no other choice of `budget` tokens covers more of softmax's weight, so top_k is the upper bound for
     policies with this budget. With C = `budget` it is `window`.

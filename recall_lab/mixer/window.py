@@ -12,7 +12,7 @@ class Window(Budget):
     """Each query attends to the last w tokens: its own and the w − 1 before it.
 
     o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s,  w = `budget`;  A is that softmax, zero where t − s ≥ w;
-    state: k and v of the last w − 1 tokens, or of all while there are fewer.
+    state: k and v of the last w − 1 tokens, or of all if there are fewer.
     Source: Beltagy et al., arXiv 2004.05150.
     """
 

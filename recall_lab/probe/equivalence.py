@@ -23,8 +23,8 @@ def equivalence(trace: Trace, rng: np.random.Generator, *, length: int = 65) -> 
     Rows: relative_error = rms(parallel − recurrent) / rms(recurrent), with the columns layer and part:
       output, state NAME         the outputs at all positions, and the parts of the state after the last
       gradient of NAME           with respect to q, k, v and each gate, of a random linear function of the outputs
-      output in two segments     the parallel form of a first third and, with the state after it, of the rest
-    Raises ValueError for an impossible length.
+      output in two segments     the parallel form on the first third, and on the rest from the state after it
+    Raises ValueError for a length that is not a whole number of at least 2.
     """
     whole_number("length", length, least=2)
     mixer = copy.deepcopy(trace.mixer).double()
@@ -56,7 +56,7 @@ def _applied(form: Form, inputs: dict[str, Tensor], state: State | None = None) 
 
 
 def _in_two(form: Form, inputs: dict[str, Tensor]) -> Value:
-    """The outputs of a first third, and of the rest with the state after it."""
+    """The outputs on the first third, and on the rest from the state after it."""
     cut = max(1, inputs["q"].shape[2] // 3)
     first, state = _applied(form, {name: x[:, :, :cut] for name, x in inputs.items()})
     second, _ = _applied(form, {name: x[:, :, cut:] for name, x in inputs.items()}, state)

@@ -1,4 +1,4 @@
-"""What a mechanism makes of the tokens of each role: its gates, and the lengths of queries, keys and values."""
+"""Gates, and norms of queries, keys and values, by the role of the token."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ ALL = "all"
 
 @torch.no_grad()
 def gates(trace: Trace, rng: object) -> list[Row]:
-    """Means of the gates, and of the lengths of q, k and v, over the tokens of each role.
+    """Means of the gates, and of the norms of q, k and v, over the tokens of each role.
 
     Rows, per head, with the columns layer, head and role (a word of the task, such as "value" or "filler"; "all": all
     positions, the only one where roles are not known):

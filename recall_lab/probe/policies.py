@@ -51,8 +51,8 @@ def policies(
     policy_validation_accuracy  the same on the first half, by which a policy may be chosen
     All rows have the columns length, policy (the module's name, and "C=2B" where `kept` is given), budget (B), share
     (B/n) and kept: the tokens or slots that the last query can choose from, at most n.
-    Raises ValueError for fewer than two sequences, a continuous task, a model without softmax attention, a policy that
-    is not one, and options or a budget that are impossible for it.
+    Raises ValueError for fewer than two sequences, a continuous task, a model without softmax attention, a class that
+    is not a mixer with a budget, and options or a budget that it does not accept.
     """
     sequences, length = batch.scored.shape
     require(sequences > 1, f"test.probe_sequences={sequences}: must be at least 2, half of them for validation")
@@ -83,7 +83,7 @@ def _parts(batch: Batch) -> list[Batch]:
 
 
 def _with_policy(model: nn.Module, policy: Mapping[str, Any], budget: int, length: int) -> tuple[nn.Module, int]:
-    """A copy of the model with this policy in every layer that attends, and how many tokens or slots are kept."""
+    """A copy of the model with this policy in every layer that attends to a cache; and the tokens or slots kept."""
     changed, kept = copy.deepcopy(model), 0
     for block in changed.modules():
         trained = getattr(block, "mixer", None)
@@ -95,7 +95,7 @@ def _with_policy(model: nn.Module, policy: Mapping[str, Any], budget: int, lengt
 
 
 def _replaced(trained: Cache, policy: Mapping[str, Any], budget: int) -> Budget:
-    """A mixer with the policy, and with the weights of the trained one and those of its options that both have."""
+    """A mixer with the policy, the weights of the trained one, and the values of the options that both have."""
     name = policy["policy"]
     try:
         made = resolve_name(str(name))

@@ -18,7 +18,8 @@ def sgd_step(trace: Trace, rng: object, *, steps: int = 32) -> list[Row]:
     Row: sgd_error, the largest ‖S_t − Ŝ_t‖_F/‖S_t‖_F over positions, sequences and heads, in float64. S_t is the state
     after the mechanism's recurrence, and Ŝ_t = S' − β ∇½‖S'ᵀk_t − v_t‖², with the gradient of torch.autograd at
     S' = S_{t−1}, or at the decayed state e^g S_{t−1} for a mechanism with a decay.
-    No rows for a mechanism without the gate beta or the state S. Raises ValueError for an impossible number of steps.
+    No rows for a mechanism without the gate beta or the state S. Raises ValueError unless steps is a positive whole
+    number.
     """
     whole_number("steps", steps)
     mixer = copy.deepcopy(trace.mixer).double().to(exact(trace.q).device)
