@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     rates.add_argument(
         "words", nargs="+", metavar="EXPERIMENT", help="and settings for all runs: train.steps=400 seed=0"
     )
-    listing = verbs.add_parser("list", help="tasks, mixers, probes, oracles and experiments, one line each")
+    listing = verbs.add_parser("list", help="tasks, mixers, probes, claims, experiments and so on, one line each")
     listing.add_argument("group", nargs="?", help="one group, in full")
     return made
 

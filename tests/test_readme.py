@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -32,7 +33,8 @@ def mine(tmp_path, monkeypatch):
 
 def test_the_readme_shows_these_files():
     own = {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
-    assert set(FILES) == {*own, "mine/schedule/halving.yaml"}
+    claim = {"mine/longer.py", "mine/claim/longer.yaml"}
+    assert set(FILES) == {*own, *claim, "mine/schedule/halving.yaml"}
 
 
 def test_the_task_fulfils_the_contract(mine):
@@ -56,6 +58,28 @@ def test_the_mixer_fulfils_the_contract(mine):
     assert torch.allclose(o, slow)
     assert torch.allclose(state["S"], last["S"])
     assert torch.allclose(mixer.effective_attention(q, k, gates) @ v, o)
+
+
+def test_the_claim_is_found_and_judged(mine):
+    """Of four lengths, the longest is judged, over three seeds and in the claim's own experiment only."""
+    from recall_lab.cli import claim
+
+    (own,) = claim.load(["longer"], "mine").values()
+    same = {"split": "test", "metric": "accuracy", "data_seed": 0}
+    rows = [
+        {**same, "experiment": experiment, "mixer": mixer, "seed": seed, "task.length": 2**length, "value": value}
+        for experiment, gain in (("quickstart", 0.3), ("needle", 0.0))
+        for mixer, value in (("delta_rule", 0.5 + gain), ("linear", 0.5))
+        for seed in range(3)
+        for length in range(4)
+    ]
+    table = pd.DataFrame(rows)
+    shorter = table["task.length"] < 8
+    (line,) = own.judge(table.assign(value=table["value"].where(~shorter, 0.0)))
+    assert line.decision == "supported"
+    assert line.estimate.value == pytest.approx(0.3)
+    (line,) = own.judge(table[table["mixer"] == "linear"])
+    assert line.missing
 
 
 def test_the_commands_for_own_files(mine):
@@ -96,7 +120,7 @@ def test_every_command_shown_parses():
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()
-        assert verb in ("run", "show", "report", "list", "probe", "rates")
+        assert verb in ("run", "show", "report", "list", "probe", "rates", "claim")
         if verb in ("run", "show", "probe"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]

@@ -81,14 +81,18 @@ def test_cfg_job_prints_and_runs_nothing():
 
 
 def test_list_is_read_from_the_code():
+    from recall_lab.cli import listing
+
     done = shell("list")
-    for group in ("task", "mixer", "experiment"):
+    for group in ("task", "mixer", "experiment", "claim"):
         for path in (CONF / group).rglob("*.yaml"):
             option = path.relative_to(CONF / group).with_suffix("")
             lines = re.findall(rf"^  {option} +(\S.*)$", done.stdout, re.M)
             assert lines, path
             assert all(len(line) > 20 for line in lines)
+    assert re.search(r"good_enough +For many undemanding uses linear attention is enough\.$", done.stdout, re.M)
     assert "S_t = S_{t−1}" in shell("list", "mixers").stdout
+    assert "at least half of the tasks are undemanding" in listing.listing("claims")
     assert shell("list", "nonsense").returncode == 2
 
 

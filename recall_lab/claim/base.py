@@ -76,9 +76,10 @@ class Claim(ABC):
     def judge(self, table: pd.DataFrame) -> list[Line]:
         """The lines of the verdict.
 
-        table  rows of all the claim's experiments, each selected on validation (`results.select`); the column
-               `experiment` names the experiment, and `trained_to_end` the verdict of `fairness.trained_to_end` on the
-               row's series: "solved", "end", "gains" or "unknown"; missing where nothing is trained
+        table  rows of all experiments that were run, also for other claims, each selected on validation
+               (`results.select`). The column `experiment` names the experiment. `trained_to_end` is the verdict of
+               `fairness.trained_to_end` on the row's series ("solved", "end", "gains" or "unknown"), and is missing
+               where nothing is trained
         """
 
 

@@ -1,7 +1,8 @@
-"""`recall-lab list`: the tasks, mixers, probes, oracles and experiments, read from the code and the configuration."""
+"""`recall-lab list`: tasks, mixers, probes, claims, experiments and so on, read from the code and the configuration."""
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 
 import hydra
@@ -12,11 +13,11 @@ from recall_lab.cli.base import compose, leading_comment
 from recall_lab.files import CONF
 
 GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "optimizer": "optimizers",
-          "schedule": "schedules", "experiment": "experiments"}  # fmt: skip
+          "schedule": "schedules", "experiment": "experiments", "claim": "claims"}  # fmt: skip
 
 
 def listing(group: str | None = None) -> str:
-    """The options of every group, each with the first line of its docstring; for a single group, all of the docstring.
+    """The options of every group, each with the first sentence of its docstring; for a single group, all of it.
 
     Raises ValueError for a group that does not exist.
     """
@@ -24,16 +25,23 @@ def listing(group: str | None = None) -> str:
     require(bool(chosen), f"there is no group {group!r} to list; there are {', '.join(GROUPS.values())}")
     lines = []
     for name, word in chosen.items():
-        lines.append(f"{word} ({name}=…)")
+        lines.append(f"{word} (recall-lab claim NAME)" if name == "claim" else f"{word} ({name}=…)")
         for path in sorted((CONF / name).rglob("*.yaml"), key=lambda path: path.with_suffix("")):
             option = path.relative_to(CONF / name).with_suffix("").as_posix()
-            first, *rest = describe(path).splitlines() or [""]
+            text = describe(path)
+            first, *rest = (text.splitlines() if group else [sentence(text)]) or [""]
             lines.append(f"  {option:<24} {first}")
             if group is not None:
                 rest += facts(option) if name == "mixer" else []
                 lines += [f"  {'':<24} {line}".rstrip() for line in rest] + [""]
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def sentence(text: str) -> str:
+    """The first sentence of a docstring or comment, on one line."""
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.?]) (?=[A-Z])", paragraph, maxsplit=1)[0]
 
 
 def facts(mixer: str) -> list[str]:
