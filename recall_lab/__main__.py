@@ -95,10 +95,11 @@ def _verb(chosen: argparse.Namespace) -> int:
 
         return claim.claim(chosen.words, chosen.config_dir)
     if chosen.verb == "rates":
-        from recall_lab.cli import rates, run
+        from recall_lab.cli import rates
+        from recall_lab.cli.base import launch
 
         settings = [word for word in chosen.words if "=" in word]
-        return rates.study([word for word in chosen.words if "=" not in word], settings, run.main)
+        return rates.study([word for word in chosen.words if "=" not in word], settings, launch)
     if chosen.verb == "list":
         from recall_lab.cli import listing
 

@@ -1,6 +1,7 @@
 """Studied learning rates: the file, the resolver that reads it, and the study that extends its grid."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -107,3 +108,12 @@ def test_every_trained_experiment_uses_studied_rates_and_sweeps_rates_in_its_lar
     task = str(composed.task._target_).split(".")[-2]
     if (CONF.parent / "outputs" / "reference" / f"rates_{name}").exists():
         assert set(mixers) <= set(base.read_rates()[task])
+
+
+@pytest.mark.slow
+def test_a_grid_is_extended_by_workers_of_a_command_of_its_own(empty_folder):
+    """Workers of the first command, if they were used again, would look for that command's journal."""
+    tiny = ["model.d_model=8", "train.steps=1", "train.tokens=64", "train.validation_sequences=1", "mixer=linear"]
+    for seeds in ("0,1", "2,3"):
+        assert base.launch(["-m", f"seed={seeds}", "report=false", "hydra.launcher.n_jobs=2", *tiny]) == 0
+    assert len(list(Path("outputs/main").glob("*/rows.json"))) == 4

@@ -1,5 +1,6 @@
 """What the verbs share: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
 
+import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -81,6 +82,18 @@ def read_rates() -> dict[str, dict[str, float]]:
 
 
 OmegaConf.register_new_resolver("studied_rate", studied_rate, replace=True)
+
+
+def launch(words: Iterable[str]) -> int:
+    """Does `recall-lab run WORDS` in a process of its own and returns its exit status.
+
+    Worker processes outlive a sweep and keep the environment of its command, so a second command in the same process
+    would use those of the first. Raises KeyboardInterrupt where the command was interrupted.
+    """
+    code = subprocess.run([sys.executable, "-m", "recall_lab", "run", *words], check=False).returncode
+    if code in (130, 143):
+        raise KeyboardInterrupt
+    return code
 
 
 def parse(overrides: Iterable[str]) -> list[Override]:

@@ -1,9 +1,6 @@
 """`recall-lab claim`: runs the experiments that claims need, and judges the claims."""
 
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +12,7 @@ from omegaconf import OmegaConf
 from recall_lab import fairness, folders, page, results
 from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
-from recall_lab.cli.base import compose, no_effect, parse
+from recall_lab.cli.base import compose, launch, no_effect, parse
 from recall_lab.files import CONF, replacing
 from recall_lab.messages import print_error, print_line
 from recall_lab.page import attempt
@@ -188,10 +185,7 @@ def _run(claims: dict[str, Claim], settings: list[str], folder: Path, config_dir
     for number, (name, experiment, words) in enumerate(jobs, 1):
         print_line(f"experiment {number} of {len(jobs)}: {name}")
         place = [f"root={folder}", f"name={name}", "report=false"]
-        command = [sys.executable, "-m", "recall_lab", "run", *options, f"experiment={experiment}", *place, *words]
-        code = subprocess.run(command, env=os.environ, check=False).returncode
-        if code in (130, 143):
-            raise KeyboardInterrupt
+        code = launch([*options, f"experiment={experiment}", *place, *words])
         if code:
             failed.append(f"experiment {name}: exit status {code}")
     return failed
