@@ -1,14 +1,16 @@
-"""Studied learning rates: the file, the resolver that reads it, and the study that extends its grid."""
+"""Studied learning rates: the file, the runs that read it, and the study that extends its grid."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import CONF, config
+from command_line import UNTRAINED, recall, run_folders
+from conftest import CONF
 from hydra import compose, initialize_config_dir
 
 from recall_lab.cli import base, rates
+from recall_lab.folders import read_config
 
 TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((CONF / "experiment").glob("*.yaml"))}
 OTHERS = ("\nselect: []", "\ntrain: {steps: 1,")
@@ -85,14 +87,25 @@ def test_only_experiments_that_train_are_studied():
         rates.study(["capacity"], [], lambda words: 0)
 
 
-def test_a_configuration_reads_the_rate_of_its_task_and_mixer(copied, capsys):
+def test_the_rate_of_a_task_and_a_mixer(copied, capsys):
     rates.write({"updates": {"linear": 0.05, "delta_rule": 0.02, "delta_rule/neg_eigval": 0.07}})
     for mixer, rate in (("linear", 0.05), ("delta_rule", 0.02), ("delta_rule/neg_eigval", 0.07)):
-        assert config("experiment=updates", f"mixer={mixer}", "seed=901").train.lr == rate
-    assert config("experiment=updates", "mixer=gated_linear/fixed_decay").train.lr == 0.01  # that of gated_linear
+        assert base.studied_rate("updates", mixer) == rate
+    assert base.studied_rate("updates", "gated_linear/fixed_decay") == 0.01  # that of gated_linear
     assert capsys.readouterr().err == ""
-    assert config("experiment=updates", "mixer=kda").train.lr == base.DEFAULT_RATE
+    assert base.studied_rate("updates", "kda") == base.DEFAULT_RATE
     assert "kda on updates was not studied: train.lr=0.01" in capsys.readouterr().err
+
+
+def test_every_run_of_a_sweep_has_the_rate_of_its_own_mixer(copied, empty_folder):
+    """The settings of a sweep are composed with the default mixer first, whose rate must not become that of all."""
+    rates.write({"mqar": {"softmax": 0.04, "linear": 0.05, "delta_rule": 0.02}})
+    small = ["train.cells=[{length: 16, pairs: 4}]", "test.cells=[{length: 16, pairs: 4}]", *UNTRAINED]
+    sweep = ["-m", "experiment=quickstart", "mixer=softmax,linear,delta_rule", "seed=0", "name=rated", "report=false"]
+    assert recall(*sweep, *small) == 0
+    configs = map(read_config, run_folders("rated"))
+    found = {config["choice"]["mixer"]: config["train"]["lr"] for config in configs}
+    assert found == {"softmax": 0.04, "linear": 0.05, "delta_rule": 0.02}
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -103,7 +116,7 @@ def test_every_trained_experiment_uses_studied_rates_and_sweeps_rates_in_its_lar
             composed = compose("config", [f"experiment={name}", f"size={size}"], return_hydra_config=True)
         grids.append(composed.hydra.sweeper.params["train.lr"])
         mixers = str(composed.hydra.sweeper.params.get("mixer", "window")).split(",")
-    assert grids[0] == "${studied_rate:}"
+    assert grids[0] == base.STUDIED
     assert {0.003, 0.01, 0.03} <= set(map(float, grids[1].split(",")))
     task = str(composed.task._target_).split(".")[-2]
     if (CONF.parent / "outputs" / "reference" / f"rates_{name}").exists():

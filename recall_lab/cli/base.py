@@ -50,25 +50,19 @@ def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
 OmegaConf.register_new_resolver("sized", sized, replace=True)
 
 
-def studied_rate(*, _root_: DictConfig) -> float:
-    """`${studied_rate:}` in a configuration: the rate in rates.yaml of its task and mixer, or DEFAULT_RATE and a note.
+STUDIED = "studied"
+"""The value of train.lr that stands for the rate in rates.yaml of a run's task and mixer."""
 
-    A variant (delta_rule/neg_eigval) without a rate of its own has that of its mechanism.
-    """
-    task, mechanism = (str(_root_[part]._target_).split(".")[-2] for part in ("task", "mixer"))
+
+def studied_rate(task: str, mixer: str) -> float:
+    """The rate in rates.yaml of a task and a mixer, as they are named on the command line; DEFAULT_RATE and a note if
+    there is none. A variant (delta_rule/neg_eigval) without a rate of its own has that of its mechanism."""
     studied = read_rates().get(task, {})
-    for name in studied:
-        if name.startswith(f"{mechanism}/") and _is_variant(_root_.mixer, CONF / "mixer" / f"{name}.yaml"):
+    for name in (mixer, mixer.partition("/")[0]):
+        if name in studied:
             return studied[name]
-    if mechanism not in studied:
-        _note(f"the learning rate of {mechanism} on {task} was not studied: train.lr={DEFAULT_RATE:g}")
-    return studied.get(mechanism, DEFAULT_RATE)
-
-
-def _is_variant(mixer: DictConfig, path: Path) -> bool:
-    own = OmegaConf.load(path)
-    assert isinstance(own, DictConfig)
-    return all(mixer.get(str(key)) == own[key] for key in own if key not in ("defaults", "_target_"))
+    _note(f"the learning rate of {mixer} on {task} was not studied: train.lr={DEFAULT_RATE:g}")
+    return DEFAULT_RATE
 
 
 @cache
@@ -79,9 +73,6 @@ def _note(line: str) -> None:
 def read_rates() -> dict[str, dict[str, float]]:
     """The content of rates.yaml."""
     return yaml.safe_load(RATES.read_text(encoding="utf-8"))
-
-
-OmegaConf.register_new_resolver("studied_rate", studied_rate, replace=True)
 
 
 def launch(words: Iterable[str]) -> int:
@@ -147,6 +138,8 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     settings = OmegaConf.to_container(config.workload, resolve=True)
     assert isinstance(settings, dict)
     task = choices["task"] if "task" in settings else "oracle"
+    if "train" in settings and settings["train"].get("lr") == STUDIED:
+        settings["train"]["lr"] = studied_rate(task, str(choices["mixer"]))
     circumstances = {
         "device": config.device,
         "threads": config.threads,

@@ -1,6 +1,6 @@
 """`recall-lab rates`: the learning rate of every mechanism on every task, chosen on validation and kept in rates.yaml.
 
-The small sizes of the experiments read that file by `${studied_rate:}`, so that each mechanism is trained at a rate
+The small sizes of the experiments read that file by `train.lr=studied`, so that each mechanism is trained at a rate
 that suits it, without a sweep of rates in every run.
 """
 
@@ -44,7 +44,9 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
     """
     from recall_lab import report
 
-    known = [path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if "studied_rate" in path.read_text()]
+    known = [
+        path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if "lr: studied" in path.read_text("utf-8")
+    ]
     for name in experiments:
         require(name in known, f"{name}: must be an experiment that trains: {', '.join(known)}")
     code = 0
