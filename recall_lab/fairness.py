@@ -95,6 +95,7 @@ def _runs(table: pd.DataFrame) -> pd.DataFrame:
         if name not in scores:
             scores = scores.assign(**{name: 0})
     groups = scores.groupby("run")
-    made = groups[["condition", "seed", "data_seed", STEPS]].first().assign(score=groups["value"].mean())
+    made = groups[["condition", "seed", "data_seed", STEPS]].first().astype({STEPS: float})
+    made["score"] = groups["value"].mean()
     limit = pd.to_numeric(groups["train.solved"].first(), errors="coerce") if "train.solved" in scores else np.nan
     return made.assign(solved=groups["value"].min() >= limit)
