@@ -9,6 +9,7 @@ from conftest import CONF, config, names
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from recall_lab.cli.base import DEFAULT_RATE, STUDIED
 from recall_lab.data import test_cells as grid
 from recall_lab.data import training_cells
 from recall_lab.folders import identity
@@ -29,7 +30,11 @@ SIZES = ("small", "large")
 
 
 def resolved(*overrides: str) -> dict:
-    return OmegaConf.to_container(config(*overrides), resolve=True)
+    """The settings as plain values, with a number in place of a studied learning rate."""
+    settings = OmegaConf.to_container(config(*overrides), resolve=True)
+    if settings["train"]["lr"] == STUDIED:
+        settings["train"]["lr"] = DEFAULT_RATE
+    return settings
 
 
 def sweep(name: str, size: str) -> dict[str, list[str]]:

@@ -82,6 +82,7 @@ def test_the_claim_is_found_and_judged(mine):
     assert line.missing
 
 
+@pytest.mark.slow
 def test_the_commands_for_own_files(mine):
     """As shown in the README, but with tiny settings."""
     commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)

@@ -198,7 +198,8 @@ def test_an_oracle_without_probes_is_refused(capsys):
     assert "an oracle without a probe measures nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("folder", ["my, conf [1]", pytest.param("it's", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["my, conf [1]", "it's"])
 def test_any_name_of_a_config_dir_works(folder, capsys):
     """Spaces, brackets, commas and quotes are special in the grammar of Hydra."""
     path = Path(folder, "task")
@@ -222,6 +223,7 @@ def test_a_task_in_a_folder_of_its_own_gets_a_report():
     assert list(Path("outputs/main/figure").glob("retrieval_hard*short.png"))
 
 
+@pytest.mark.slow
 def test_a_terminal_with_ascii_only():
     environment = os.environ | {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
     done = shell("list", "mixers", env=environment)
