@@ -262,7 +262,8 @@ def test_a_run_without_a_lock_fails(capsys, monkeypatch):
 def test_a_full_disk_names_the_file_and_leaves_finished_runs_alone():
     """The full disk is simulated by a limit on the size of files: both make a write fail half-way."""
     assert recall(*TINY) == 0
-    before = {path: path.read_bytes() for path in Path("outputs").rglob("*") if path.is_file()}
+    (finished,) = run_folders("main")
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
 
     def limit():
         import resource
