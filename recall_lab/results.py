@@ -215,7 +215,8 @@ def interval(values: Iterable[float | int], level: float = 0.95) -> tuple[float,
     One or two values: their range. Up to seven: Student's t. From eight on: percentile bootstrap.
     """
     x = np.sort(np.asarray(list(values), dtype=float))
-    if len(x) < 3 or x[0] == x[-1]:
+    # A variance of 0, also of tiny values whose squares vanish, would leave Student's interval undefined.
+    if len(x) < 3 or x[0] == x[-1] or x.var() == 0:
         return float(x[0]), float(x[-1])
     from scipy import stats  # half a second, and two replicates need none of it
 

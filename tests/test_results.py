@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recall_lab import results
@@ -26,6 +26,7 @@ def table(*runs: dict) -> pd.DataFrame:
 
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+@example([0.0, 0.0, 2.2e-162])
 def test_an_interval_holds_the_mean_and_is_the_same_each_time(values):
     low, high = results.interval(values)
     assert low - 1e-12 <= np.mean(values) <= high + 1e-12
