@@ -56,20 +56,13 @@ class Cost(Claim):
 
     def _beside(self, table: pd.DataFrame) -> list[Line]:
         """The exponents of every other mechanism."""
-        others = sorted(set(table["mixer"]) - {self.softmax, *self.matrix_memories})
+        powers = {"prefill": ("prefill_flops", "length"), "decode step": ("decode_flops", "length"),
+                  "decode step in d": ("decode_flops", "d_key")}  # fmt: skip
         lines = []
-        for mixer in others:
-            exponents = [
-                f"{_exponent(table, mixer, metric, over) or 0:.2f}"
-                for metric, over in (("prefill_flops", "length"), ("decode_flops", "length"), ("decode_flops", "d_key"))
-            ]
-            lines.append(
-                reported(
-                    f"{mixer}: exponents",
-                    None,
-                    f"prefill n^{exponents[0]}, decode step n^{exponents[1]} d^{exponents[2]}",
-                )
-            )
+        for mixer in sorted(set(table["mixer"]) - {self.softmax, *self.matrix_memories}):
+            found = {name: _exponent(table, mixer, metric, over) for name, (metric, over) in powers.items()}
+            text = ", ".join(f"{name} {'not measured' if x is None else f'{x:.2f}'}" for name, x in found.items())
+            lines.append(reported(f"{mixer}: exponents of FLOPs", None, text))
         return lines
 
     def _faster(self, table: pd.DataFrame, mixer: str, step: str) -> Line:
