@@ -127,17 +127,12 @@ class TrainAndTest(Workload):
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences
         )
         test = Scoring(self.task, tested, self.data_seed, "test", self.test.sequences_of)
-        rows = [*validation.rows(model, space), *test.rows(model, space), *self._length(curve[-1])]
+        trained_for = {"split": "validation", "metric": "steps", "value": curve[-1]["step"]}  # fewer where solved early
+        rows = [*validation.rows(model, space), *test.rows(model, space), trained_for]
         found, missing = probe_model(self.probe, model, self.task, tested, self.data_seed, self.test.probe_sequences)
         last = curve[-1]
         summary = f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps"
         return Outcome(rows + found, summary, float(last["loss"]), missing)
-
-    def _length(self, last: Scores) -> list[Row]:
-        """How long was trained: the number of steps, and whether (1 or 0) training stopped because it was solved."""
-        solved = self.train.solved is not None and last["worst_accuracy"] >= self.train.solved
-        facts = {"steps": last["step"], "solved": float(solved)}
-        return [{"split": "validation", "metric": name, "value": value} for name, value in facts.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
