@@ -83,7 +83,7 @@ def test_a_study_extends_its_grid_until_the_best_rate_is_an_inner_one(copied, mo
 
 
 def test_only_experiments_that_train_are_studied():
-    with pytest.raises(ValueError, match=r"capacity: must be an experiment that trains: .*copying, needle, "):
+    with pytest.raises(ValueError, match=r"capacity: must be an experiment with train.lr=studied: .*copying, needle, "):
         rates.study(["capacity"], [], lambda words: 0)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from omegaconf import OmegaConf
 
 from recall_lab.checks import require
-from recall_lab.cli.base import RATES, read_rates
+from recall_lab.cli.base import RATES, compose, read_rates
 from recall_lab.files import CONF, write_text
 
 GRID = (3e-3, 1e-2, 3e-2)
@@ -44,11 +45,8 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
     """
     from recall_lab import report
 
-    known = [
-        path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if "lr: studied" in path.read_text("utf-8")
-    ]
     for name in experiments:
-        require(name in known, f"{name}: must be an experiment that trains: {', '.join(known)}")
+        require(_takes_rates(name), f"{name}: must be an experiment with train.lr=studied: {', '.join(_known())}")
     code = 0
     for name in experiments:
         folder = Path("outputs", f"rates_{name}")
@@ -71,6 +69,17 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
         print(report.make(folder).text)
         print(f"\n{RATES}: {found}")
     return code
+
+
+def _takes_rates(experiment: str) -> bool:
+    """Whether the experiment exists and takes its rates from rates.yaml."""
+    if not (CONF / "experiment" / f"{experiment}.yaml").is_file():
+        return False
+    return OmegaConf.select(compose([f"experiment={experiment}"]), "train.lr") == "studied"
+
+
+def _known() -> list[str]:
+    return [path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if _takes_rates(path.stem)]
 
 
 def _scores(folder: Path) -> dict[tuple[str, str], dict[float, float]]:
