@@ -19,6 +19,7 @@ from recall_lab.claim.base import (
     mean,
     reported,
     scores,
+    unlearned,
     unless,
     verdict_table,
     within,
@@ -159,3 +160,18 @@ def test_scores_have_the_error_of_their_own_cell():
     assert np.isnan(found["error"].iloc[3])
     assert len(scores(pd.DataFrame(rows), "validation")) == 4
     assert scores(pd.DataFrame(rows)[:0]).empty
+
+
+@pytest.mark.parametrize(
+    ("score", "chance", "obstacle"),
+    [(0.56, 0.1, ""), (0.54, 0.1, "no model has learned the task: validation score at most 0.54"), (0.54, None, "")],
+)
+def test_half_way_from_chance_to_1_in_one_cell_is_learned(score, chance, obstacle):
+    """The easier of two cells counts, as the mean over seeds, and test scores do not."""
+    cells = [(8.0, score + 0.2 * (seed - 0.5), seed) for seed in (0, 1)] + [(64.0, 0.0, seed) for seed in (0, 1)]
+    records = [("validation", "accuracy", *cell) for cell in cells] + [("test", "accuracy", 8.0, 1.0, 0)]
+    records += [("validation", "chance", 8.0, chance, 0)] if chance else []
+    columns = ["split", "metric", "task.length", "value", "seed"]
+    table = pd.DataFrame(records, columns=columns).assign(mixer="linear", run="r", data_seed=0)
+    assert unlearned(table) == obstacle
+    assert unlearned(table[table["split"] == "test"]) == "there are no validation scores"

@@ -9,9 +9,10 @@ ERRORS = {DELTA: 1.05, LINEAR: 2.01}
 TOP1 = {DELTA: 0.46, LINEAR: 0.94}
 
 
-def table(seeds=5, sgd=1e-16, updates=(0.9, 0.4), ratio=0.3, errors=ERRORS, top1=TOP1):
+def table(seeds=5, sgd=1e-16, updates=(0.9, 0.4), ratio=0.3, errors=ERRORS, top1=TOP1, learned=0.8):
     parts = [rows("random_keys", "sgd_error", DELTA, [sgd] * seeds, "oracle", d_key=64)]
     for mixer, accuracy in zip((DELTA, LINEAR), updates, strict=True):
+        parts.append(rows("updates", "accuracy", mixer, [learned] * seeds, "validation", task__updates=8))
         for count, score in ((0, 1.0), (8, accuracy), (16, accuracy)):
             where = {"task__updates": count}
             parts.append(rows("updates", "accuracy", mixer, spread(score, seeds), "test", **where))
@@ -29,9 +30,11 @@ def table(seeds=5, sgd=1e-16, updates=(0.9, 0.4), ratio=0.3, errors=ERRORS, top1
                 where = {**where, "position": position}
                 parts.append(rows("random_keys", metric, mixer, spread(value, seeds), "oracle", **where))
         parts.append(
-            rows("quickstart", "accuracy", mixer, [{DELTA: 0.64, LINEAR: 0.59}[mixer]] * 2, "test", task__length=64)
+            rows(
+                "beyond_capacity", "accuracy", mixer, [{DELTA: 0.64, LINEAR: 0.59}[mixer]] * 2, "test", task__length=64
+            )
         )
-        parts.append(rows("quickstart", "state_elements", mixer, [400] * 2, "test", task__length=64))
+        parts.append(rows("beyond_capacity", "state_elements", mixer, [400] * 2, "test", task__length=64))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -84,6 +87,14 @@ def test_undecided_lines(delta):
     assert judged(two, "updates").reason == "2 seeds, at least 3 are needed"
 
 
+def test_models_that_have_not_learned_decide_nothing(delta):
+    found = judged(delta.judge(table(updates=(0.1, 0.1), learned=0.1)), "updates")
+    assert (found.decision, found.reason) == (
+        "undecided",
+        "no model has learned the task: validation score at most 0.10",
+    )
+
+
 @pytest.mark.parametrize(
     ("lost", "words", "reason"),
     [
@@ -110,5 +121,5 @@ def test_what_is_missing_is_named(delta, lost, words, reason):
 
 def test_a_reported_line_says_what_was_not_measured(delta):
     whole = table()
-    found = line(delta.judge(whole[whole["experiment"] != "quickstart"]), "mqar")
+    found = line(delta.judge(whole[whole["experiment"] != "beyond_capacity"]), "mqar")
     assert (found.decision, found.reason) == ("reported", "not measured: accuracy on mqar of delta_rule, linear")

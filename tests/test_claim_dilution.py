@@ -111,6 +111,14 @@ def test_undecided_lines(dilution):
     assert judged(dilution.judge(trained(seeds=2)), "share kept").reason == "2 seeds, at least 3 are needed"
 
 
+def test_weights_of_models_that_have_not_learned_decide_nothing(dilution):
+    found = judged(dilution.judge(trained(validation=(0.1, 0.99, 0.95))), "share kept")
+    assert (found.decision, found.reason) == (
+        "undecided",
+        "no model has learned the task: validation score at most 0.10",
+    )
+
+
 @pytest.mark.parametrize(
     ("lost", "words", "reason"),
     [

@@ -22,7 +22,9 @@ def table(seeds=5, accuracy=ACCURACY, sigma=(0.8, 0.2), old=0.4, half_lives=(100
                 where = {**cell, "task__length": length}
                 parts.append(rows(experiment, "accuracy", mixer, spread(level, seeds), "test", **where))
                 parts.append(rows(experiment, "standard_error", mixer, [0.01] * seeds, "test", **where))
-            parts.append(rows(experiment, "accuracy", mixer, spread(level, seeds), "validation", task__length=64))
+            parts.append(
+                rows(experiment, "accuracy", mixer, [level] * seeds, "validation", **{**cell, "task__length": 64})
+            )
         for role, gate, length in zip(("value", "filler"), sigma, (3.0, 0.5), strict=True):
             where = {**cell, "task__length": 64, "layer": 0, "head": 0, "role": role}
             parts.append(rows(experiment, "gate_write", BOTH, spread(gate, seeds), **where))
@@ -32,6 +34,7 @@ def table(seeds=5, accuracy=ACCURACY, sigma=(0.8, 0.2), old=0.4, half_lives=(100
         decay = [-0.6931471805599453 / half_life * (1 + seed / 100) for seed in range(seeds)]
         parts.append(rows(experiment, "gate_log_decay", BOTH, decay, layer=0, head=0, role="all", **where))
     for mixer in (BOTH, NEITHER):
+        parts.append(rows(UPDATES, "accuracy", mixer, [0.8] * seeds, "validation", task__length=64))
         for age, share in ((2, 0.9), (4, 0.9), (8, old), (16, old)):
             where = {"task__updates": 8, "age": age, "count": 100, "test.probe_sequences": 256}
             parts.append(rows(UPDATES, "accuracy_by_age", mixer, spread(share, seeds), **where))
@@ -114,6 +117,14 @@ def test_what_is_missing_is_named(gates, lost, words, reason):
     found = line([one for one in gates.judge(whole[~gone]) if one.rule], *words)
     assert (found.decision, found.missing) == ("undecided", True)
     assert reason in found.reason
+
+
+def test_models_that_have_not_learned_decide_nothing(gates):
+    whole = table(accuracy=dict.fromkeys(ACCURACY, 0.05))
+    whole.loc[whole["split"] == "validation", "value"] = 0.05
+    found = [one for one in gates.judge(whole) if one.rule]
+    assert {(one.decision, one.missing) for one in found} == {("undecided", False)}
+    assert {one.reason for one in found} == {"no model has learned the task: validation score at most 0.05"}
 
 
 def test_no_results_at_all(gates):

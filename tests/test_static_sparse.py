@@ -106,6 +106,16 @@ def test_clear_refutation():
     assert decisions(found, "loss from B/n = 1") == {"refuted"}
 
 
+def test_a_softmax_model_that_has_not_learned_decides_nothing():
+    models = trained()
+    models.loc[(models["mixer"] == "softmax") & (models["split"] == "validation"), "value"] = 0.1
+    found = verdict(on_weights(), models)
+    assert {line.decision for line in found.values()} == {"undecided", "reported"}
+    assert {line.reason for line in found.values() if line.rule} == {
+        "no model has learned the task: validation score at most 0.10"
+    }
+
+
 def test_an_interval_across_the_threshold():
     score = partial(recall, dynamic=0.65, spread=0.2)
     found = verdict(on_weights(score), trained(score))

@@ -198,8 +198,12 @@ def _enough(line: Line, threshold: float) -> Line:
 
 
 def unless(line: Line, obstacle: str) -> Line:
-    """The line, made undecided if there is an obstacle, a text such as "not trained to the end: linear"."""
-    return replace(line, decision="undecided", reason=obstacle) if obstacle and line.decision != "reported" else line
+    """The line, made undecided if there is an obstacle, a text such as "not trained to the end: linear".
+
+    A line that is only reported, or whose measurements are missing, stays as it is.
+    """
+    judged = line.decision != "reported" and not line.missing
+    return replace(line, decision="undecided", reason=obstacle) if obstacle and judged else line
 
 
 def untrained(rows: pd.DataFrame) -> str:
@@ -208,6 +212,25 @@ def untrained(rows: pd.DataFrame) -> str:
     verdicts = rows.drop_duplicates("series").set_index("series")["trained_to_end"].fillna("unknown")
     found = [f"{name} ({words[verdict]})" for name, verdict in verdicts.items() if verdict in words]
     return f"not trained to the end: {', '.join(found)}" if found else ""
+
+
+def unlearned(rows: pd.DataFrame) -> str:
+    """The obstacle for `unless` if no series of these rows has learned its task; otherwise "".
+
+    A series has learned if in some validation cell its mean score is at least half way from chance to 1. The difference
+    of two mechanisms says nothing about either where both are near chance.
+
+    rows  the compared series on one task; without a column `series`, those of one mixer are one series
+    """
+    validation = scores(rows, "validation")
+    if validation.empty:
+        return "there are no validation scores"
+    cells = [name for name in validation if name.startswith("task.")]
+    chance = rows.loc[(rows["metric"] == "chance") & (rows["split"] == "validation"), "value"].max()
+    chance = 0.0 if (validation["metric"] == "r2").all() or np.isnan(chance) else float(chance)
+    series = "series" if "series" in validation else "mixer"
+    top = validation.groupby([series, *cells], dropna=False)["value"].mean().max()
+    return "" if top >= (1 + chance) / 2 else f"no model has learned the task: validation score at most {top:.2f}"
 
 
 def verdict_table(lines: Iterable[tuple[str, Line]]) -> pd.DataFrame:

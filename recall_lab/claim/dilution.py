@@ -6,7 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recall_lab.claim.base import Claim, Line, at_least, at_most, contrast, exact, mean, reported, within
+from recall_lab.claim.base import (
+    Claim,
+    Line,
+    at_least,
+    at_most,
+    contrast,
+    exact,
+    mean,
+    reported,
+    unlearned,
+    unless,
+    within,
+)
 from recall_lab.claim.compare import missing_points, of, rows_of
 from recall_lab.results import REPLICATES
 from recall_lab.theory import fits, linear_attention, softmax
@@ -33,7 +45,8 @@ class Dilution(Claim):
 
     Trained on one needle in noise: the share at 16 times the longest trained length, divided by the share at that
     length, in the layer and head with the largest share there. This ratio for linear attention minus that for softmax,
-    with the kind of positions that is best on validation, is at most −0.3.
+    with the kind of positions that is best on validation, is at most −0.3. Both must have learned the task: on
+    validation, at least half way from chance to 1 in some cell.
     """
 
     important: float | int = 100
@@ -98,7 +111,8 @@ class Dilution(Claim):
         name = f"needle: share kept at {SPAN} times the trained length, {self.linear} minus {best or 'softmax'}"
         missing = f"target_share on the needle, at the longest trained length and {SPAN} times it, of {gap}"
         beside = [reported(f"needle: share kept, {mixer}", mean(rows)) for mixer, rows in kept.items() if len(rows)]
-        return [at_most(name, found, -0.3, missing), *beside]
+        obstacle = next(filter(None, (unlearned(of(validated, arm)) for arm in arms)), "")
+        return [unless(at_most(name, found, -0.3, missing), obstacle), *beside]
 
 
 def best_on_validation(validated: pd.DataFrame, mixers: Sequence[str]) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from recall_lab.claim.base import Claim, Line, at_least, contrast, mean, reported
+from recall_lab.claim.base import Claim, Line, at_least, contrast, mean, reported, unlearned, unless
 from recall_lab.claim.compare import cells, difference, missing_points, of, rows_of
 from recall_lab.results import REPLICATES
 
@@ -22,6 +22,9 @@ HEADS = ["layer", "head"]
 class Gates(Claim):
     """In S_t = γ_t S_{t−1} + σ_t k_t v_tᵀ, the write gate σ selects what enters the state, and the decay γ favours
     recent tokens.
+
+    A line is undecided if no model that it compares has learned its task: on validation, at least half way from chance
+    to 1 in some cell.
 
     Gain of each gate: test accuracy of linear attention with both gates learned, minus that with the gate in question
     fixed at 1, mean over all tested cells, is at least 0.10 on selective copying of 4 tokens and on one needle in
@@ -79,7 +82,8 @@ class Gates(Claim):
         ):
             gain, gap = difference(tested, self.both, without, cells(tested))
             missing = f"accuracy on {place} of {gap}"
-            lines.append(at_least(f"{place}: gain by the {gate}", gain, GAIN, missing))
+            line = at_least(f"{place}: gain by the {gate}", gain, GAIN, missing)
+            lines.append(unless(line, unlearned(rows[rows["mixer"].isin([self.both, without])])))
             trained = difference(inside, self.both, without, cells(inside))[0]
             lines.append(reported(f"{place}: gain by the {gate}, trained lengths only", trained))
             single = difference(tested, alone, self.neither, cells(tested))[0]
@@ -92,7 +96,8 @@ class Gates(Claim):
         gap = missing_points(parts, [*cells(sigma), *HEADS])
         found = None if gap else contrast(parts[DATA], parts[FILLER], [*cells(sigma), *HEADS])
         missing = f"gate_write on {place} of {self.both}: {gap}"
-        lines = [at_least(f"{place}: σ on data minus σ on filler", found, 0.0, missing)]
+        line = at_least(f"{place}: σ on data minus σ on filler", found, 0.0, missing)
+        lines = [unless(line, unlearned(of(rows, self.both)))]
         k = _metric(rows, "k_norm")
         for mixer in (self.both, self.neither):
             own = [_role(of(k, mixer), role) for role in (DATA, FILLER)]
@@ -106,7 +111,8 @@ class Gates(Claim):
         name = f"updates: accuracy of the younger half of answers minus that of the older half, {mixer}"
         own = of(_metric(rows, "accuracy_by_age"), mixer)
         gap = missing_points({mixer: own}, cells(own))
-        return at_least(name, None if gap else mean(_halves(own)), 0.0, f"accuracy_by_age on updates of {gap or mixer}")
+        line = at_least(name, None if gap else mean(_halves(own)), 0.0, f"accuracy_by_age on updates of {gap or mixer}")
+        return unless(line, unlearned(of(rows, mixer)))
 
     def _beside(self, rows: pd.DataFrame) -> list[Line]:
         line = self._by_age(rows, self.neither)
@@ -121,6 +127,7 @@ class Gates(Claim):
         found = None if gap else contrast(parts["needle"], parts["updates"])
         missing = f"gate_log_decay of {self.both}: {gap}"
         rule = at_least("half-life of γ, needle over updates, as a power of 2", found, 0.0, missing)
+        rule = unless(rule, unlearned(of(needle, self.both)) or unlearned(of(updates, self.both)))
         tokens = {name: mean(rows.assign(value=2 ** rows["value"])) for name, rows in parts.items()}
         return [rule, *(reported(f"half-life of γ in tokens, {name}", estimate) for name, estimate in tokens.items())]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from recall_lab.claim.base import Claim, Estimate, Line, at_least, at_most, contrast, mean, reported
+from recall_lab.claim.base import Claim, Estimate, Line, at_least, at_most, contrast, mean, reported, unlearned, unless
 
 BUDGET = "mixer.budget"
 
@@ -20,6 +20,8 @@ class StaticSparse(Claim):
     Measured is the accuracy per scored token at one length n, with several budgets B (tokens attended to), with many
     queries per sequence and with one: on the weights of trained softmax models, and in models trained with the policy.
     Differences are paired by seed. At B = n every policy equals softmax, so models trained with softmax are used there.
+    A line is undecided unless softmax has learned the task: on validation, at least half way from chance to 1 in some
+    cell.
 
     Choice by the query: top_k, which chooses tokens by the query, minus the best policy that does not, mean over
     B/n = 1/16, 1/8 and 1/4, is at least .3. The best policy is chosen for each B/n by its mean validation accuracy.
@@ -43,11 +45,12 @@ class StaticSparse(Claim):
 
     def judge(self, table: pd.DataFrame) -> list[Line]:
         table = table[table["experiment"].isin(self.experiments)]
+        obstacle = unlearned(table[table["mixer"] == "softmax"])
         lines: list[Line] = []
         for arm, rows in (("softmax weights", on_weights(table)), ("trained with it", trained(table, self.best))):
             for queries in ("many", "one"):
                 own, where = rows[rows["queries"] == queries], f"{arm}, queries {queries}: "
-                lines += [self._choice(own, where), self._share(own, where)]
+                lines += [unless(line, obstacle) for line in (self._choice(own, where), self._share(own, where))]
                 lines += [self._best(own, where), self._approximation(own, where)]
                 if arm == "softmax weights":
                     lines.append(self._keeping(own, where))
