@@ -127,7 +127,7 @@ def test_the_table_of_a_verdict():
     table = verdict_table([("gates", line), ("cost", within("exponent", exact(2.0), 2, 0.1))])
     assert list(table["claim"]) == ["gates", "cost"]
     assert list(table["seeds"]) == [3, "exact"]
-    assert list(table["decision"]) == ["supported", "supported"]
+    assert list(table["verdict"]) == ["supported", "supported"]
 
 
 @settings(max_examples=20, deadline=None)

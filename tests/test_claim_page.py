@@ -77,6 +77,12 @@ def test_the_page_of_a_verdict(judge, tmp_path):
     assert str(Path(tmp_path, "claim/report.html")) in printed
 
 
+def test_experiments_that_are_drawn_together(judge):
+    both = ["one", "two"]
+    _, text, _ = judge(high=High(experiments=both, together=both, figures=["retrieval"]))
+    assert [image["alt"].partition(":")[0] for image in check_structure(text).images] == ["retrieval_mqar"]
+
+
 def test_a_claim_that_cannot_be_judged_is_named(judge):
     code, text, printed = judge(broken=Broken(experiments=["one"]), high=High(experiments=["one"]))
     assert code == 1

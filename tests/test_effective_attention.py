@@ -63,6 +63,33 @@ def test_spread_of_known_weights():
     assert value(rows, "target_share", statistic="q50") == pytest.approx(0.375)
 
 
+def test_the_positions_that_hold_an_answer(rng):
+    """Its own and those after it that a convolution reaches; of the last token, there are none after it."""
+    attention = torch.tensor([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.5, -0.25, 0.25, 0], [0.1, 0.2, 0.3, 0.4]]])
+    source = torch.tensor([[IGNORE, IGNORE, 0, 3]])
+    rows = spread(attention, source != IGNORE, source, top=1, sink=2, token_bins=0, width=2)
+    assert value(rows, "target_share", statistic="mean") == pytest.approx((0.75 + 0.4) / 2)
+    assert value(rows, "target_weight", statistic="mean") == pytest.approx((0.25 + 0.4) / 2)
+    batch = MQAR(vocab=64, length=48, pairs=8).sample(3, rng)
+    shares = []
+    for width in (0, 1, 4):
+        torch.manual_seed(0)
+        model = Model(vocab=64, mixer=partial(Softmax, short_conv=width), d_model=32, layers=1, mlp=0.0)
+        with torch.no_grad():
+            (trace,) = model.trace(torch.from_numpy(batch.tokens), torch.from_numpy(batch.factors["source"]).long())
+        weights = trace.mixer.effective_attention(trace.q, trace.k, trace.gates)[:, 0]
+        own = [
+            float(weights[b, t, s : s + max(1, width)].sum())
+            for b, sources in enumerate(batch.factors["source"])
+            for t, s in enumerate(sources)
+            if s != IGNORE
+        ]
+        rows = effective_attention(trace, rng, matrix=False)
+        shares.append(value(rows, "target_share", statistic="mean", head=0))
+        assert shares[-1] == pytest.approx(np.mean(own), rel=1e-5)
+    assert shares[2] > shares[1]
+
+
 def test_static_share():
     queries = torch.ones(1, 8, dtype=torch.bool)
     alike = torch.zeros(1, 8, 8)

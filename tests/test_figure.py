@@ -119,6 +119,14 @@ def test_a_task_without_a_parameter_that_varies():
     assert drawn(retrieval, named(scores("mine", cells[:1], lambda mixer, cell: 0.5))) == {}
 
 
+def test_tasks_in_which_only_the_length_varies_share_a_figure():
+    grid = [{"length": length, "data": data} for length in (16, 32) for data in (2, 4)]
+    parts = [scores(task, LENGTHS, lambda mixer, cell: 0.5) for task in ("mqar", "updates")]
+    made = drawn(retrieval, named(*parts, scores("selective_copying", grid, lambda mixer, cell: 0.5)))
+    assert [ax.get_title() for ax in panels(made["retrieval"])] == ["mqar", "updates"]
+    assert "retrieval" not in drawn(retrieval, named(parts[0]))
+
+
 def test_many_series_get_panels_of_at_most_ten():
     parts = [
         scores("mqar", LENGTHS, lambda mixer, cell: 0.5, mixers=["linear"], seeds=[0], **{"mixer.heads": heads})

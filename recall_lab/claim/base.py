@@ -71,6 +71,8 @@ class Claim(ABC):
     """Those of the experiments whose series must be shown to be trained to the end (see `untrained`)."""
     figures: Sequence[str] = ()
     """Names of the figures that show the evidence, or the beginnings of their names."""
+    together: Sequence[str] = ()
+    """Those of the experiments whose results are drawn in the same figures."""
 
     @abstractmethod
     def judge(self, table: pd.DataFrame) -> list[Line]:
@@ -234,11 +236,11 @@ def unlearned(rows: pd.DataFrame) -> str:
 
 
 def verdict_table(lines: Iterable[tuple[str, Line]]) -> pd.DataFrame:
-    """The verdict as a table, one row per line: claim, line, decision, rule, effect, low, high, seeds (the number
+    """The verdict as a table, one row per line: claim, line, verdict, rule, effect, low, high, seeds (the number
     of replicates, or "exact"), reason, missing."""
     records = [
         {
-            "claim": claim, "line": line.name, "decision": line.decision, "rule": line.rule,
+            "claim": claim, "line": line.name, "verdict": line.decision, "rule": line.rule,
             "effect": None if line.estimate is None else line.estimate.value,
             "low": None if line.estimate is None else line.estimate.low,
             "high": None if line.estimate is None else line.estimate.high,

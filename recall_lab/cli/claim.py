@@ -159,13 +159,25 @@ def _sections(
 def _pictures(
     claims: dict[str, Claim], measured: dict[str, Measured], folder: Path, failed: list[str]
 ) -> dict[str, list[page.Picture]]:
-    """Experiment → the figures that claims name, each drawn from the experiment's own selected table."""
+    """Experiment → the figures that claims name, drawn from the selected table of the experiment, or of several that a
+    claim draws together: then they are under the first of these."""
     drawn: dict[str, list[page.Picture]] = {}
-    for name, own in measured.items():
-        wanted = sorted({figure for claim in claims.values() if name in claim.experiments for figure in claim.figures})
-        if wanted:
-            rows = page.with_curves(own.folder, own.chosen, own.over, failed)
-            drawn[name] = list(page.pictures(folder, rows, own.every, failed, wanted, f"{name}-"))
+    joined = [[name for name in claim.together if name in measured] for claim in claims.values()]
+    groups = [group for group in joined if group]
+    groups += [[name] for name in measured if not any(name in group for group in groups)]
+    for group in groups:
+        wanted = {figure for claim in claims.values() for figure in claim.figures if set(group) & {*claim.experiments}}
+        if not wanted:
+            continue
+        parts = [measured[name] for name in group]
+        rows = pd.concat(
+            [page.with_curves(own.folder, own.chosen, own.over, failed) for own in parts], ignore_index=True
+        )
+        rows.attrs["selected"] = parts[0].over
+        if len(parts) > 1:
+            rows["series"] = results.series(rows, axis=parts[0].over)
+        every = pd.concat([own.every for own in parts], ignore_index=True)
+        drawn[group[0]] = list(page.pictures(folder, rows, every, failed, sorted(wanted), f"{group[0]}-"))
     return drawn
 
 

@@ -19,11 +19,13 @@ ACROSS = 4
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yields ("retrieval_TASK", figure) per task: accuracy per scored token (R² if targets are continuous) over n; and
     ("retrieval_TASK_by_PARAMETER", figure) for every numeric parameter that varies at one length: pairs, depth, data …
+    Of several tasks, ("retrieval", figure) shows those in which nothing but the length varies, one panel per task.
 
     One line per series, with the interval over seeds as a band; one panel per combination of the other parameters that
     vary. The legend gives the number of elements of the state at the longest sequence.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
+    alone: dict[str, pd.DataFrame] = {}
     for task in sorted(set(scored["task"])):
         part = table[(table["task"] == task) & table["metric"].isin((*SCORES, "chance", "state_elements"))]
         test = scored[scored["task"] == task]
@@ -36,9 +38,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             varied = [name for name in numbers if test[name].nunique() > 1]
         if has_length and (test[LENGTH].nunique() > 1 or not varied):
             yield f"retrieval_{task}", _over_length(str(task), part, test, varied)
+            if not base.free(test, [LENGTH]) and not (test["metric"] == "r2").any():
+                alone[str(task)] = part
         for name in varied:
             if (made := _over(str(task), part, test, name)) is not None:
                 yield f"retrieval_{task}_by_{name.removeprefix('task.')}", made
+    if 1 < len(alone) <= PANELS:
+        yield "retrieval", _figure("retrieval", LENGTH, alone, [])
 
 
 def _is_number(column: pd.Series) -> bool:

@@ -37,9 +37,12 @@ def effective_attention(
                 target_share_by_tokens; 0: no such rows
     matrix      whether to add the weights of the first sequence, thinned to at most 128 × 128: see `matrix_rows`
 
+    A short convolution of width c carries a token into the keys and values of its own position and the c − 1 positions
+    after it. These hold an answer; without a convolution, the position of the answer alone.
+
     Let p_ts = |A_ts| / Σ_s |A_ts| be the shares of the query at t. Mean and quantiles over queries (column statistic):
-      target_weight     A at the position that holds the answer
-      target_share      p at that position
+      target_weight     A on the answer: the sum over the positions that hold it
+      target_share      p on the answer
       target_share_by_tokens  the same by t + 1, the number of tokens up to the query (column tokens: mean of the bin)
       entropy           entropy of p, in nats
       effective_tokens  e^entropy; 0 where all weights are zero
@@ -59,10 +62,11 @@ def effective_attention(
     attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates) if linear else influence(trace)
     prefix = "" if linear else "influence_"
     has_answer = trace.source != IGNORE
+    held = max(1, trace.mixer.short_conv)
     queries = has_answer if has_answer.any() else torch.ones_like(has_answer)
     rows: list[Row] = []
     for head in range(attention.shape[1]):
-        found = spread(attention[:, head], queries, trace.source, top, sink, token_bins)
+        found = spread(attention[:, head], queries, trace.source, top, sink, token_bins, held)
         found.append(mean_row("static_share", static_share(attention[:, head], queries)))
         if linear:
             o = trace.o[:, head]
@@ -82,8 +86,12 @@ def spread(
     top: int,
     sink: int,
     token_bins: int,
+    width: int = 1,
 ) -> list[Row]:
-    """The rows of `effective_attention` with a column statistic, for one head, over the queries marked True."""
+    """The rows of `effective_attention` with a column statistic, for one head, over the queries marked True.
+
+    width  number of positions that hold an answer: its own, given by source, and those after it
+    """
     sequence, position = queries.nonzero(as_tuple=True)
     weight = attention[sequence, position]  # q s, one row per marked query
     total = weight.abs().sum(-1, keepdim=True)
@@ -94,9 +102,10 @@ def spread(
     held = answer != IGNORE
     rows: list[Row] = []
     if held.any():
-        index, query_sequence = answer[held][:, None], sequence[held]
-        target = share[held].gather(1, index)[:, 0]
-        rows += spread_rows("target_weight", weight[held].gather(1, index)[:, 0], query_sequence)
+        after, query_sequence = token - answer[held][:, None], sequence[held]
+        on_answer = (after >= 0) & (after < width)
+        target = (share[held] * on_answer).sum(-1)
+        rows += spread_rows("target_weight", (weight[held] * on_answer).sum(-1), query_sequence)
         rows += spread_rows("target_share", target, query_sequence)
         seen = position[held].cpu().numpy() + 1
         for chosen in bins(seen - 1, token_bins) if token_bins else []:
