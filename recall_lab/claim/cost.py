@@ -59,7 +59,7 @@ class Cost(Claim):
         powers = {"prefill": ("prefill_flops", "length"), "decode step": ("decode_flops", "length"),
                   "decode step in d": ("decode_flops", "d_key")}  # fmt: skip
         lines = []
-        counted = set(table.loc[table["metric"] == "prefill_flops", "mixer"])
+        counted = set(table.loc[table["metric"].isin(["prefill_flops", "decode_flops"]), "mixer"])
         for mixer in sorted(counted - {self.softmax, *self.matrix_memories}):
             found = {name: _exponent(table, mixer, metric, over) for name, (metric, over) in powers.items()}
             text = ", ".join(f"{name} {'not measured' if x is None else f'{x:.2f}'}" for name, x in found.items())
