@@ -8,7 +8,10 @@ import torch
 from probes import LINEAR_IN_V, mixer, traced, value
 
 from recall_lab.mixer.linear import Linear
+from recall_lab.mixer.paged import Paged
+from recall_lab.mixer.random_k import RandomK
 from recall_lab.mixer.softmax import Softmax
+from recall_lab.mixer.top_k import TopK
 from recall_lab.mixer.window import Window
 from recall_lab.probe.dynamic_access import dynamic_access, independence, is_face, jacobian, least_leak
 from recall_lab.probe.queries import double, weights
@@ -40,6 +43,23 @@ def test_rank_and_residual(rng, name):
         assert residual < 0.01
         assert value(rows, "independence") > 0.8
     assert value(rows, "held_range") == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(TopK, budget=8), partial(Paged, budget=8, page=2), partial(RandomK, budget=8)]
+)
+@pytest.mark.parametrize("pairs", [4, 40])
+def test_policies_that_choose_tokens_have_a_derivative(rng, make, pairs):
+    """Their weights change as those of softmax on the chosen tokens do; the others keep a weight of zero."""
+    trace = double(traced(make, pairs=pairs, d_key=16, reads=pairs))
+    q = 3 * trace.k
+    found = jacobian(trace, q, pairs - 1)
+    here = weights(trace, q, pairs - 1)
+    k = trace.k[:, :, None] / trace.k.shape[-1] ** 0.5
+    expected = here[..., None] * (k - (here[..., None] * k).sum(-2, keepdim=True))
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert int((here > 0).sum(-1).max()) == min(8, pairs)
+    assert np.isfinite(value(dynamic_access(trace, rng), "rank"))
 
 
 def test_with_few_tokens_each_weight_can_be_changed_alone(rng):

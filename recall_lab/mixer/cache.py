@@ -99,9 +99,10 @@ def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
     """
     if count >= x.shape[-1]:
         return torch.ones_like(x, dtype=torch.bool)
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" and x.shape[-2] > 1:
         # On a CPU numpy finds the limit in an eighth of the time of topk. Ties at the limit are rare, so they are
-        # looked for first; on a GPU, such a branch would make the host wait for the device.
+        # looked for first; on a GPU, such a branch would make the host wait for the device. One query has little to
+        # gain, and must allow a derivative by torch.func, whose tensors have no numpy array.
         rest, top = torch.from_numpy(np.partition(x.numpy(), -count)).split([x.shape[-1] - count, count], dim=-1)
         least, following = top[..., :1], rest.amax(-1, keepdim=True)
         if not ((following == least) & (least > -torch.inf)).any():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool
 from torch import Tensor
 
-from recall_lab.mixer.cache import Budget, CachedKey, extend
+from recall_lab.mixer.cache import Budget, CachedKey, causal, extend, read
 from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Gates, Query, State, Value
@@ -43,6 +43,15 @@ class Selection(Budget):
         with without_autocast(q):
             mask = self.mask(q.detach(), k.detach(), self.bias(q, cached))
             o = F.scaled_dot_product_attention(q, k, values, attn_mask=mask)
+        return o.to(v.dtype), {name: self.keep(x) for name, x in cached.items()}
+
+    def attend_one(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
+        # Fused attention has no forward-mode derivative, with which probes differentiate one step.
+        cached = extend(state, k, v)
+        q, keys, values = (full_precision(x) for x in (q, cached["k"], cached["v"]))
+        with without_autocast(q):
+            mask = self.mask(q.detach(), keys.detach(), self.bias(q, cached))
+            o = read(causal(q, keys, mask), values)
         return o.to(v.dtype), {name: self.keep(x) for name, x in cached.items()}
 
     def mask(self, q: Query, k: CachedKey, bias: Bias | None) -> Attention:
