@@ -103,7 +103,7 @@ def _figure(task: str, panels: dict[str, pd.DataFrame], chance: float) -> Figure
                 style.log2_axis(ax, ticks)
                 ax.set_xticks(ticks, [str(Fraction(tick).limit_denominator(1024)) for tick in ticks])
                 ax.set_title(f"{title}\n{cell}" if cell else title, fontsize="medium")
-            column[-1].set_xlabel("share B/n of the tokens that a query attends to")
+            column[-1].set_xlabel("share B/n attended to")
         for ax in axes[:, 0]:
             ax.set_ylabel("accuracy per scored token")
         legends.add(axes[0, -1], handles, note)
