@@ -25,11 +25,14 @@ T = TypeVar("T")
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-DPI = 150
+DPI = 300
 """Pixels of a figure's png per inch."""
 
-CSS_DPI = 96
-"""Pixels per inch in a page, at any resolution of the screen."""
+CSS_DPI = 136
+"""Pixels of a page per inch of a figure: print is read from nearer than a screen, so figures are enlarged by 1.4."""
+
+FORMATS: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Format of a figure's files → the metadata that would make equal figures differ, left out."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Picture:
 
     name: str
     file: str
-    """The name of its files in the folder figure/, without .png and .svg."""
+    """The name of its files in the folder figure/, without an ending."""
     caption: str
     """What the figure shows, in sentences."""
     png: bytes
@@ -129,7 +132,7 @@ def pictures(
 ) -> Iterator[Picture]:
     """Draws and saves the figures of every task whose names begin with one of `wanted`.
 
-    folder  where FILE.png and FILE.svg are written; it is created
+    folder  where FILE.png, FILE.svg and FILE.pdf are written; it is created
     chosen  the rows of the runs that the report shows, with their training curves
     every   the rows of all runs, for a figure whose module sets EVERY_RUN
     prefix  before the names of the files
@@ -174,11 +177,13 @@ def _file_name(name: str, taken: set[str]) -> str:
 
 
 def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
-    """Writes STEM.png and STEM.svg, and yields the png."""
-    for kind, metadata in (("png", None), ("svg", {"Date": None})):
-        # The same settings as when it was drawn, because they determine how the svg is written.
-        with style.style(), replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
-            drawing.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
+    """Writes STEM.png, STEM.svg and STEM.pdf, and yields the png."""
+    with style.style():  # the settings with which it was drawn: they determine how the files are written
+        drawing.draw_without_rendering()
+        drawing.set_layout_engine("none")  # arranged once for all formats
+        for kind, metadata in FORMATS.items():
+            with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
+                drawing.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
     yield stem.with_name(f"{stem.name}.png").read_bytes()
 
 

@@ -42,7 +42,7 @@ class Report:
 
 
 def make(folder: Path) -> Report:
-    """Writes FOLDER/table.parquet, FOLDER/figure/*.png and *.svg, FOLDER/report.html and FOLDER/report.md.
+    """Writes FOLDER/table.parquet, FOLDER/figure/*.png, *.svg and *.pdf, FOLDER/report.html and FOLDER/report.md.
 
     A figure or grid that raises an exception, and a run with a damaged file, is named in the pages and in `failed`;
     the others are made. Raises folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has

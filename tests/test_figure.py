@@ -22,25 +22,26 @@ def test_accuracy_over_length():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["16", "64", "256"]
     assert np.allclose(lines(ax)["linear"].get_ydata(), [0.984, 0.936, 0.744])
     assert any(np.allclose(line.get_ydata(), 0.1) for line in ax.lines)
-    assert set(numbers(ax)) == {"chance 0.1", "lengths trained on"}
+    assert set(numbers(ax)) == {"0.1", "trained on"}
     assert legend(figure) == ["linear (356 at n = 256)", "delta_rule (9)"]
-    assert note(figure) == "mean of 3 seeds; band: 95 %\nin brackets: elements of the state"
+    assert note(figure) == "mean of 3 seeds\nbars: 95 % interval\ndotted: chance\nin brackets: state size (elements)"
 
 
-def test_a_single_seed_has_no_band():
+def test_a_single_seed_has_no_bars():
     figure = drawn(retrieval, named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5, seeds=[0])))["retrieval_mqar"]
-    assert note(figure).startswith("one seed\n")
+    assert note(figure).startswith("one seed\ndotted")
+    assert not panels(figure)[0].collections
 
 
-def test_bands_do_not_exceed_one():
+def test_bars_do_not_exceed_one():
     table = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5, seeds=range(4)))
     table.loc[table["metric"] == "accuracy", "value"] = np.random.default_rng(0).choice(
         [1.0, 0.9], len(table.query("metric == 'accuracy'"))
     )
     (ax,) = panels(drawn(retrieval, table)["retrieval_mqar"])
-    bands = [band.get_paths()[0].vertices[:, 1] for band in ax.collections]
-    assert bands
-    assert max(band.max() for band in bands) <= 1
+    bars = [bar.vertices[:, 1] for series in ax.collections for bar in series.get_paths()]
+    assert bars
+    assert max(bar.max() for bar in bars) <= 1
 
 
 def test_a_series_without_scores_is_not_in_the_legend():
@@ -140,18 +141,18 @@ def test_many_series_get_panels_of_at_most_ten():
 def test_accuracy_by_age_is_pooled_over_cells():
     rows = [
         {"run": f"linear{seed}", "mixer": "linear", "task": "mqar", "seed": seed, "split": "probe",
-         "metric": "accuracy_by_age", "task.length": length, "age": age, "value": value, "count": count}
+         "metric": "accuracy_by_age", "task.length": length, "age": age, "value": value - 0.1 * seed, "count": count}
         for seed in (0, 1)
         for length, age, value, count in ((64, 4.0, 1.0, 90), (128, 4.0, 0.5, 10), (128, 32.0, 0.25, 4))
     ]  # fmt: skip
     ((name, figure),) = drawn(accuracy_by_factor, named(pd.DataFrame(rows))).items()
     assert name == "accuracy_by_age_mqar"
     (ax,) = panels(figure)
-    assert np.allclose(lines(ax)["linear"].get_ydata(), [0.95, 0.25])
+    assert np.allclose(lines(ax)["linear"].get_ydata(), [0.9, 0.2])
     assert np.allclose(lines(ax)["linear"].get_xdata(), [4, 32])
-    # Eight answers are too few for a band.
-    (band,) = ax.collections
-    assert band.get_paths()[0].vertices[:, 0].max() == 4
+    # Eight answers are too few for a bar.
+    (bars,) = ax.collections
+    assert [bar.vertices[0, 0] for bar in bars.get_paths()] == [4]
 
 
 def test_accuracy_by_rebindings_shows_the_law_of_sums():

@@ -91,7 +91,7 @@ def check_structure(text: str) -> Structure:
     """No address outside the page, no dangling link, no image without size and description, no unframed table."""
     found = Structure(text)
     assert found.open == []
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in found.addresses)
+    assert all(address.startswith(("data:image/png;base64,", "#", "figure/")) for address in found.addresses)
     assert not re.search(r"url\(|@import|https?://", text)
     links = {address[1:] for address in found.addresses if address.startswith("#")}
     assert links
@@ -114,4 +114,6 @@ def test_structure_of_a_sweeps_page(tmp_path):
     text = (tmp_path / "sweep/report.md").read_text("utf-8")
     images = re.findall(r"!\[.+\]\((.*)\)", text)
     assert len(images) == 2
-    assert all((tmp_path / "sweep" / image).exists() for image in images)
+    printed = [address for address in found.addresses if address.startswith("figure/")]
+    assert printed == re.findall(r" \[PDF\]\((.*)\)", text) == [image.replace(".png", ".pdf") for image in images]
+    assert all((tmp_path / "sweep" / file).exists() for file in (*images, *printed))

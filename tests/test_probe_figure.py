@@ -158,16 +158,15 @@ def test_half_life_is_where_the_curve_falls_to_half():
     assert triangle.get_xdata()[0] == pytest.approx((4 * 8) ** 0.5)
 
 
-def test_points_with_few_answers_have_no_band():
+def test_points_with_few_answers_have_no_bars():
     table = named(retained([0, 1, 3, 7], [0.5] * 4, [8, 49, 50, 200]))
     figure = drawn("retention", table)["retention_oracle_d8"]
     for ax in figure.axes[:2]:
-        (band,) = ax.collections
-        x = band.get_paths()[0].vertices[:, 0]
-        assert (x.min(), x.max()) == (4, 8)
-    assert "band: 95 % interval over answers" in note(figure)
+        (bars,) = ax.collections
+        assert [bar.vertices[0, 0] for bar in bars.get_paths()] == [4, 8]
+    assert "bars: 95 % interval over answers" in note(figure)
     few = drawn("retention", named(retained([0, 1], [0.5] * 2, [8, 8])))["retention_oracle_d8"]
-    assert note(few).startswith("no band: few answers")
+    assert note(few).startswith("no bars: few answers")
 
 
 def test_retention_with_theory_and_lifetime(table, colours):

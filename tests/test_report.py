@@ -29,7 +29,7 @@ def test_contents_of_a_report(folder):
     made = report.make(folder)
     assert made.failed == []
     assert {path.name for path in (folder / "figure").iterdir()} == {
-        f"{name}.{kind}" for name in ("retrieval_mqar", "training_mqar") for kind in ("png", "svg")
+        f"{name}.{kind}" for name in ("retrieval_mqar", "training_mqar") for kind in ("png", "svg", "pdf")
     }
     assert len(pd.read_parquet(folder / "table.parquet")) == 4 * 9
     for text in ("accuracy per scored token", "0.026", "0.074", "linear", "softmax"):

@@ -1,20 +1,37 @@
 """The style of figures: colours and markers, order of series, axes, notes and legends."""
 
+from itertools import combinations
+
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import names
 from matplotlib.colors import to_hex, to_rgb
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 
 
-def oklab(colour) -> np.ndarray:
+def oklab(colour, vision=((1, 0, 0), (0, 1, 0), (0, 0, 1))) -> np.ndarray:
     """Coordinates in the OKLab space, whose distances are roughly perceptual (Ottosson 2020)."""
     c = np.array(to_rgb(colour))
     c = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    c = np.clip(np.array(vision) @ c, 0, 1)
     cone = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]) @ c
     return np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]) @ np.cbrt(cone)
+
+
+REDUCED = {  # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+}
+
+
+@pytest.mark.parametrize("vision", REDUCED)
+def test_the_mechanisms_compared_most_differ_for_the_colour_blind(vision):
+    found = style.looks(["softmax", "linear", "gated_linear", "delta_rule", "gated_delta"])
+    seen = [oklab(look.colour, REDUCED[vision]) for look in found.values()]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 0.08
 
 
 def lightness(look: style.Look) -> float:
@@ -91,16 +108,16 @@ def test_blocks_hold_at_most_ten_series():
     ("runs", "low", "words"),
     [
         ([1, 1], 0.5, "one seed"),
-        ([1, 1], 0.4, "one seed; band: 95 % interval over answers"),
-        ([2, 2], 0.4, "mean of 2 seeds; band: range"),
-        ([1, 2], 0.4, "mean of 1 to 2 seeds; band: range"),
-        ([8, 8], 0.4, "mean of 8 seeds; band: 95 %"),
+        ([1, 1], 0.4, "one seed; bars: 95 % interval over answers"),
+        ([2, 2], 0.4, "mean of 2 seeds; bars: range"),
+        ([1, 2], 0.4, "mean of 1 to 2 seeds; bars: range"),
+        ([8, 8], 0.4, "mean of 8 seeds; bars: 95 % interval"),
     ],
 )
 def test_replicates_in_words(runs, low, words):
-    """For a single seed there is no band over seeds, and the note mentions none."""
+    """For a single seed there are no bars over seeds, and the note mentions none."""
     points = pd.DataFrame({"runs": runs, "low": low, "mean": 0.5, "high": 0.5})
-    assert base.replicates(points, "band") == words
+    assert base.replicates(points, "bars") == words
     assert ";" not in base.replicates(points)
 
 
@@ -116,7 +133,7 @@ def test_parameters_that_vary_at_one_point_of_the_axes():
 
 def test_axis_of_a_parameter():
     """log₂ where values span a factor of 8, linear where they do not or hold zero; few enough ticks to be read."""
-    _, axes = style.grid(1, 3, 9, 3)
+    _, axes = style.grid(1, 3, 3)
     style.number_axis(axes[0, 0], [4, 8, 16, 32], "pairs", trained=[4, 8])
     style.number_axis(axes[0, 1], [0, 0.25, 1], "depth")
     style.length_axis(axes[0, 2], range(1, 257))
@@ -130,11 +147,11 @@ def test_axis_of_a_parameter():
 
 def test_legends_do_not_stretch_the_panels_and_stay_right_of_them():
     with style.style():
-        made, axes = style.grid(2, 2, 10, 6)
+        made, axes = style.grid(2, 2, 4)
         series = [f"linear a_setting_with_a_long_name={number}" for number in range(10)]
         looks = style.looks(series)
         for row in axes:
-            style.legend(row[-1], {name: name for name in series}, looks, "title")
+            legends.series(row[-1], {name: name for name in series}, looks, "title")
         made.canvas.draw()
         boxes = [ax.get_window_extent() for ax in axes.flat]
         assert max(box.height for box in boxes) - min(box.height for box in boxes) < 1
@@ -142,3 +159,42 @@ def test_legends_do_not_stretch_the_panels_and_stay_right_of_them():
             extent = legend.get_window_extent()
             assert extent.x0 >= max(box.x1 for box in boxes)
             assert extent.x1 <= made.bbox.x1
+
+
+def test_the_legend_of_a_single_panel_is_below_it():
+    """A single panel has the width of one column of a paper; the legend makes the figure higher."""
+    heights = []
+    for count in (1, 10):
+        with style.style():
+            made, axes = style.grid(1, 1, 3)
+            looks = style.looks(f"linear a_setting_with_a_long_name={number}" for number in range(count))
+            legends.series(axes[0, 0], {name: name for name in looks}, looks, "title")
+            made.canvas.draw()
+        panel, (legend,) = axes[0, 0].get_tightbbox(), made.legends
+        assert made.get_figwidth() == style.COLUMN
+        assert legend.get_window_extent().y1 <= panel.y0 + 1
+        assert legend.get_window_extent().y0 >= -1
+        heights.append(panel.height)
+    assert abs(heights[0] - heights[1]) < 2
+
+
+def test_bars_of_series_at_the_same_x_are_beside_each_other():
+    """Each bar has its line's colour and interval; a series is shifted by the same distance as its bars."""
+    points = pd.DataFrame(
+        {"series": ["linear", "softmax"] * 2, "x": [1, 1, 2, 2], "mean": 0.5, "low": [0.2, 0.4, 0.5, 0.4],
+         "high": [0.8, 0.6, 0.5, 0.6]}
+    )  # fmt: skip
+    with style.style():
+        made, axes = style.grid(1, 1, 3)
+        ax = axes[0, 0]
+        shifts = style.lines(ax, points, "x", style.looks(points["series"]))
+        made.canvas.draw()
+    assert [[list(bar.vertices[:, 1]) for bar in bars.get_paths()] for bars in ax.collections] == [
+        [[0.4, 0.6], [0.4, 0.6]],
+        [[0.2, 0.8]],
+    ]
+    across = [line.get_transform().transform((1, 0.5))[0] for line in ax.lines]
+    assert across == [bars.get_transform().transform((1, 0.5))[0] for bars in ax.collections]
+    assert across == [shifts[name].transform((1, 0.5))[0] for name in ("softmax", "linear")]
+    assert np.isclose(across[1] - across[0], style.APART / 72 * made.dpi)
+    assert np.isclose(np.mean(across), ax.transData.transform((1, 0.5))[0])

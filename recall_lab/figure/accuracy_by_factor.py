@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 
 METRIC = "accuracy_by_"
@@ -16,14 +16,14 @@ VALUES = 16
 """Largest number of distinct values of a factor that are drawn as points of their own. More values, and fractional ones
 such as means of bins, are binned: by half octaves of value + 1, or by tenths if no value exceeds 1."""
 
-LAWS = {"rebindings": ("dashed: equal weight on all\nvalues of a key", lambda times: 1 / (1 + times))}
+LAWS = {"rebindings": ("dashed: equal weight on all values of a key", lambda times: 1 / (1 + times))}
 """Factor → note in the legend, and closed form of the accuracy as a function of the factor."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yields ("accuracy_by_FACTOR_TASK", figure) for every factor by which the probe retrieval split its answers.
 
-    The answers of all test cells of a run are pooled, each with equal weight. Band: interval, for points with at least
+    The answers of all test cells of a run are pooled, each with equal weight. Bars: interval, for points with at least
     `style.FEW` answers.
     """
     split = table[table["metric"].str.startswith(METRIC)]
@@ -38,17 +38,17 @@ def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
     looks = style.looks(points["series"])
     parts = style.blocks(looks)
     text, law = LAWS.get(factor, ("", None))
-    note = "\n".join(filter(None, (base.replicates(points, "band"), text)))
-    height = max(3.8, *(style.legend_height(part, note) for part in parts))
+    note = "\n".join(filter(None, (base.replicates(points, "bars"), text)))
+    height = max(2.3, *(legends.height(part, note) for part in parts))
     with style.style():
-        made, axes = style.grid(len(parts), 1, 8.2, height * len(parts), sharex=True)
+        made, axes = style.grid(len(parts), 1, height * len(parts), sharex=True)
         for ax, names in zip(axes[:, 0], parts, strict=True):
             style.lines(ax, points, factor, {name: looks[name] for name in names})
             _axes(ax, points[factor], factor)
             if law is not None:
                 x = np.linspace(points[factor].min(), points[factor].max(), 200)
                 ax.plot(x, law(x), color="0.4", linestyle="--", linewidth=1, zorder=1)
-            style.legend(ax, {name: name for name in names}, looks, note)
+            legends.series(ax, {name: name for name in names}, looks, note)
         axes[0, 0].set_title(title)
     return made
 

@@ -77,10 +77,11 @@ def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[st
 
 
 def replicates(points: pd.DataFrame, drawn: str = "") -> str:
-    """The note on averaged points: over how many seeds, and which interval `drawn` shows ("band", "bars"; "": none)."""
+    """The note on averaged points: over how many seeds, and which interval `drawn` shows ("bars"; "": none)."""
     least, most = int(points["runs"].min()), int(points["runs"].max())
     interval = (points["high"] > points["low"]).any()
     if most == 1:
         return f"one seed; {drawn}: 95 % interval over answers" if drawn and interval else "one seed"
     count = f"{least}" if least == most else f"{least} to {most}"
-    return f"mean of {count} seeds" + (f"; {drawn}: {results.interval_name(points['runs'])}" if drawn else "")
+    name = results.interval_name(points["runs"])
+    return f"mean of {count} seeds" + (f"; {drawn}: {name}{' interval' * name.endswith('%')}" if drawn else "")

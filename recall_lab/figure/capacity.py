@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from recall_lab.figure import base, laws, style
+from recall_lab.figure import base, laws, legends, style
 from recall_lab.results import average
 
 LABELS = {"top1": "top-1 of the read-out", "error": "squared error / ‖v‖²"}
@@ -17,8 +17,9 @@ LABELS = {"top1": "top-1 of the read-out", "error": "squared error / ‖v‖²"}
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yields ("capacity", figure) if the table has keyed read-outs of the oracle (state_retention).
 
-    Top-1 and error over pairs/d_key, one column per d_key. Points: mean over seeds; bars: interval; thick lines: closed
-    form where one exists (see `laws`), else thin lines join the points. Series that are equal everywhere share a line.
+    Top-1 and error over pairs/d_key, one column per d_key. Points: mean over seeds; bars: interval; solid lines:
+    closed form where one exists (see `laws`), else dotted lines join the points. Series that are equal everywhere share
+    a line.
     """
     rows = laws.readings(table)
     if rows.empty:
@@ -28,13 +29,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     looks = style.looks(shown)
     points = average(rows, ["series", "metric", "oracle.d_key", "pairs"])
     among = " or ".join(f"{value:.0f}" for value in sorted(rows["oracle.candidates"].unique().tolist()))
-    title = f"points: {base.replicates(points, 'bars')}\n{among} candidates\nthick lines: theory"
+    title = f"points: {base.replicates(points, 'bars')}\n{among} candidates\nsolid lines: theory\ndotted: no theory"
     parts = style.blocks(shown)
-    height = max(6.4, *(style.legend_height([shown[name] for name in part], title) for part in parts))
+    height = max(3.6, *(legends.height([shown[name] for name in part], title) for part in parts))
     with style.style():
-        made, axes = style.grid(
-            2 * len(parts), len(widths), 3.1 * len(widths) + 2.6, height * len(parts), sharex=True, sharey="row"
-        )
+        made, axes = style.grid(2 * len(parts), len(widths), height * len(parts), sharex=True, sharey="row")
         for block, part in enumerate(parts):
             for row, metric in zip(axes[2 * block : 2 * block + 2], LABELS, strict=True):
                 for ax, width in zip(row, widths, strict=True):
@@ -47,7 +46,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     _axes(ax, points.loc[here, "pairs"] / width, metric)
                 row[0].set_ylabel(LABELS[metric])
             labels = {name: shown[name] for name in part}
-            style.legend(axes[2 * block, -1], labels, looks, title)
+            legends.series(axes[2 * block, -1], labels, looks, title)
         for ax, width in zip(axes[0], widths, strict=True):
             ax.set_title(f"d_key = {width:.0f}")
         for ax in axes[-1]:
@@ -56,18 +55,18 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 
 def _series(ax: Axes, line: pd.DataFrame, law: laws.Law | None, metric: str, look: style.Look, width: float) -> None:
-    """Draws points with bars and the closed form; without one, a thin line joins the points."""
+    """Draws points with bars and the closed form; without one, a dotted line joins the points."""
     x = line["pairs"] / width
     n = np.unique(np.geomspace(line["pairs"].min(), line["pairs"].max(), 24).astype(int))
     found = [law.mean(metric, count) for count in n.tolist()] if law else []
     predicted = [value for value in found if value is not None]
     ax.plot(
-        x, line["mean"], color=look.colour, marker=look.marker, markersize=4.5, clip_on=False,
-        linestyle="none" if predicted else "-", linewidth=0.7,
+        x, line["mean"], color=look.colour, marker=look.marker, markersize=3.5, clip_on=False,
+        linestyle="none" if predicted else ":", linewidth=1,
     )  # fmt: skip
-    ax.vlines(x, line["low"], line["high"], color=look.colour, linewidth=1, alpha=0.6)
+    ax.vlines(x, line["low"], line["high"], color=look.colour, linewidth=0.8)
     if predicted:
-        ax.plot(n / width, predicted, color=look.colour, linewidth=1.6, alpha=0.75, zorder=1.5)
+        ax.plot(n / width, predicted, color=look.colour, linewidth=0.9, zorder=1.5)
 
 
 def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
@@ -76,7 +75,7 @@ def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
     if len(load):
         ax.xaxis.set_major_locator(FixedLocator(sorted(2.0 ** np.unique(np.round(np.log2(load))))))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(_label))
     if metric == "top1":
         style.accuracy_axis(ax)
     else:
@@ -86,3 +85,10 @@ def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.axvline(1, color="0.85", linewidth=1, zorder=0)
+
+
+def _label(load: float, _: int | None = None) -> str:
+    """The text at powers of four: 1/4, 1, 4."""
+    if round(np.log2(load)) % 2:
+        return ""
+    return f"{load:g}" if load >= 1 else f"1/{1 / load:g}"

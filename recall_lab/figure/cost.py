@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 from recall_lab.theory import fits
 
@@ -36,22 +36,22 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     parts = style.blocks(looks)
     lines = 2 if len(panels) > 3 else 1
     columns = -(-len(panels) // lines)
-    height = max(3.0 * lines, *(style.legend_height(part, title) for part in parts))
+    height = max(1.9 * lines, *(legends.height(part, title) for part in parts))
     with style.style():
-        made, axes = style.grid(lines * len(parts), columns, 3.6 * columns + 3.4, height * len(parts), sharex=True)
+        made, axes = style.grid(lines * len(parts), columns, height * len(parts), sharex=True)
         for ax in axes.flat:
             ax.set_axis_off()
         for block, names in enumerate(parts):
             for ax, metric in zip(axes[block * lines : (block + 1) * lines].flat, panels, strict=False):
                 here = points[points["metric"] == metric]
                 ax.set_axis_on()
-                style.lines(ax, here, "length", {name: looks[name] for name in names}, band=False)
+                style.lines(ax, here, "length", {name: looks[name] for name in names}, bars=False)
                 style.length_axis(ax, points["length"])
                 ax.set_yscale("log")
                 ax.set_ylim(*_limits(here["mean"]))
                 ax.set_title(PANELS[metric], fontsize="medium")
                 ax.tick_params(labelbottom=True)
-            style.legend(axes[block * lines, -1], {name: labels[name] for name in names}, looks, title)
+            legends.series(axes[block * lines, -1], {name: labels[name] for name in names}, looks, title)
     yield "cost", made
 
 

@@ -7,11 +7,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 from recall_lab.theory import access
 
-LABELS = {"rank": "rank of the map from query to weights", "one_hot_residual": "one-hot residual, mean over tokens"}
+LABELS = {"rank": "rank, query to weights", "one_hot_residual": "one-hot residual"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -29,9 +29,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = average(rows, ["series", "metric", "d_key", "tokens"])
     parts = style.blocks(shown)
     note = f"points: {base.replicates(points)}\ngrey: bound for a read-out\nlinear in the query"
-    height = max(3.3 * len(widths), *(style.legend_height([shown[name] for name in one], note) for one in parts))
+    height = max(2.1 * len(widths), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():
-        made, axes = style.grid(len(widths) * len(parts), 2, 10.5, height * len(parts) + 0.5, sharex=True, sharey="col")
+        made, axes = style.grid(len(widths) * len(parts), 2, height * len(parts), sharex=True, sharey="col")
         for block, names in enumerate(parts):
             size = style.nested(names)
             for row, width in zip(axes[block * len(widths) :], widths, strict=False):
@@ -48,7 +48,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     ax.set_xlabel("")
                     ax.set_ylabel(LABELS[metric])
                     ax.set_title(f"d_key = {width:.0f}")
-            style.legend(axes[block * len(widths), 1], {name: shown[name] for name in names}, looks, note)
+            legends.series(axes[block * len(widths), 1], {name: shown[name] for name in names}, looks, note)
         for left, right in axes:
             left.set_yscale("log", base=2)
             left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from recall_lab.figure import style
 
-ACROSS = 6
+ACROSS = 4
 """Most panels per row."""
 
 
@@ -36,12 +36,11 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
         for head in sorted(part.loc[part["series"] == name, "head"].unique())
     ]
     layers = sorted(part["layer"].unique().tolist())
-    columns = min(len(panels), ACROSS)
-    lines = -(-len(panels) // columns)  # per layer
+    lines = -(-len(panels) // ACROSS)  # per layer
+    columns = -(-len(panels) // lines)
     with style.style():
-        made, axes = style.grid(
-            lines * len(layers), columns, 2.5 * columns + 0.9, 2.7 * lines * len(layers) + 1.0, sharex=True, sharey=True
-        )
+        rows, height = lines * len(layers), (style.PAGE - 1) / max(columns, 2)
+        made, axes = style.grid(rows, columns, height * rows + 0.8, sharex=True, sharey=True, width=style.PAGE)
         for ax in axes.flat:
             ax.set_axis_off()
         for row, layer in zip(range(0, len(axes), lines), layers, strict=True):
@@ -55,8 +54,9 @@ def _figure(task: str, part: pd.DataFrame) -> Figure:
                 ax.set_title(name + (f", head {head:.0f}" if heads > 1 else ""), fontsize="small")
             for ax in axes[row : row + lines, 0]:
                 ax.set_ylabel("query position" + (f" (layer {layer:.0f})" if len(layers) > 1 else ""))
-        for ax in axes[-1]:
+        for ax in [ax for ax in axes.flat if ax.axison][-columns:]:
             ax.set_xlabel("token position")
+            ax.tick_params(labelbottom=True)
         bar = made.colorbar(
             ScalarMappable(Normalize(-1, 1), "RdBu_r"), ax=list(axes.flat), shrink=0.7, ticks=[-1, 0, 1]
         )

@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     order = sorted(compared, key=lambda task: compared[task]["mean"].max())
     count = max(len(found) for found in compared.values())
     with style.style():
-        made, axes = style.grid(1, 1, 9.0, 0.6 * len(order) + 1.6)
+        made, axes = style.grid(1, 1, 0.42 * len(order) + 1, width=style.PAGE)
         ax = axes[0, 0]
         ax.axvspan(-MARGIN, MARGIN, color="0.9", zorder=0)
         ax.axvline(0, color="0.6", linewidth=1, zorder=1)
@@ -51,7 +51,7 @@ def _row(ax: Axes, row: int, points: pd.DataFrame, count: int) -> None:
     for number, (colour, point) in enumerate(zip(colours, points.itertuples(), strict=True)):
         y = row + 0.5 * (0.5 - (number + 0.5) / len(points))
         ax.plot([point.low, point.high], [y, y], color=colour, linewidth=1.5, zorder=2)
-        ax.plot([point.mean], [y], color=colour, marker="o", markersize=5, zorder=3)
+        ax.plot([point.mean], [y], color=colour, marker="o", markersize=3.5, zorder=3)
 
 
 def _compare(rows: pd.DataFrame) -> pd.DataFrame | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import SCORES, summarise
 
 AXIS = "model.embedding_std"
@@ -31,20 +31,20 @@ def _figure(task: str, accuracy: pd.DataFrame, steps: pd.DataFrame) -> Figure:
     looks = style.looks(accuracy["series"])
     note = base.replicates(accuracy)
     with style.style():
-        made, axes = style.grid(1, 2, 9.6, max(3.6, style.legend_height(looks, note)), sharex=True)
+        made, axes = style.grid(1, 2, max(2.4, legends.height(looks, note)), sharex=True)
         for ax, points, label in zip(
             axes[0],
             (accuracy, steps),
             ("validation accuracy", "training steps"),
             strict=True,
         ):
-            style.lines(ax, points, AXIS, looks, band=False)
+            style.lines(ax, points, AXIS, looks, bars=False)
             style.log2_axis(ax, points[AXIS])
             ax.set_xlabel("initial embedding: standard deviation")
             ax.set_ylabel(label)
         style.accuracy_axis(axes[0, 0])
         axes[0, 1].set_ylim(bottom=0)
-        style.legend(axes[0, 1], {name: name for name in looks}, looks, note)
+        legends.series(axes[0, 1], {name: name for name in looks}, looks, note)
         axes[0, 0].set_title(f"{task}: accuracy at the end of training")
         axes[0, 1].set_title("steps, fewer where solved early")
     return made

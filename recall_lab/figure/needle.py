@@ -8,8 +8,6 @@ from matplotlib.figure import Figure
 from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 
-ACROSS = 8
-"""Most heat maps per row."""
 DEPTH, LENGTH = "task.depth", "task.length"
 
 
@@ -30,13 +28,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = summarise(tested, ["series", DEPTH, LENGTH], ("accuracy",))
     depths, lengths = sorted(tested[DEPTH].unique().tolist()), sorted(tested[LENGTH].unique().tolist())
     trained = table[table["split"] == "validation"].groupby("series")[LENGTH].max()
-    parts = style.blocks(tested["series"], ACROSS)
+    parts = style.blocks(tested["series"], heatmap.across(len(lengths)))
     columns = max(map(len, parts))
-    wide = 0.55 * len(lengths) + 0.5
     with style.style():
-        made, axes = style.grid(
-            len(parts) * len(rows), columns, max(5.0, 1.6 + wide * columns), 1 + len(parts) * len(rows) * 2.0
-        )
+        height = 0.8 + len(parts) * len(rows) * (0.2 * len(depths) + 0.25)
+        made, axes = style.grid(len(parts) * len(rows), columns, height, width=style.PAGE)
         for ax, name, part in heatmap.panels(axes, parts, rows, "depth (%)"):
             own = summarise(part, ["series", DEPTH, LENGTH], ("accuracy",))
             grid = own.pivot(index=DEPTH, columns=LENGTH, values="mean").reindex(index=depths, columns=lengths)
@@ -50,6 +46,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_xlabel("length n")
         heatmap.colour_bar(made, axes)
         made.suptitle(
-            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length in training"
+            f"needle: accuracy by depth and length, {base.replicates(points)}; white line: longest length in training",
         )
     yield "needle", made

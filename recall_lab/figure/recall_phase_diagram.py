@@ -11,8 +11,6 @@ from recall_lab.figure import base, heatmap, style
 from recall_lab.results import summarise
 from recall_lab.theory import linear_attention
 
-ACROSS = 6
-"""Most heat maps per row."""
 WIDTH, PAIRS = "mixer.d_key", "task.pairs"
 
 
@@ -31,12 +29,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     rows = base.facets(tested, base.free(tested, [WIDTH, PAIRS]))
     points = summarise(tested, ["series", WIDTH, PAIRS], ("accuracy",))
-    parts = style.blocks(tested["series"], ACROSS)
+    parts = style.blocks(tested["series"], min(3, heatmap.across(tested[WIDTH].nunique())))
     columns = max(map(len, parts))
     with style.style():
-        made, axes = style.grid(
-            len(parts) * len(rows), columns, max(7.5, 1.6 + 2.9 * columns), 0.8 + 3.2 * len(parts) * len(rows)
-        )
+        made, axes = style.grid(len(parts) * len(rows), columns, 0.6 + 2 * len(parts) * len(rows), width=style.PAGE)
         widths, pairs = (np.array(sorted(tested[name].unique().tolist()), float) for name in (WIDTH, PAIRS))
         for ax, name, part in heatmap.panels(axes, parts, rows, "pairs"):
             own = summarise(part, ["series", PAIRS, WIDTH], ("accuracy",))

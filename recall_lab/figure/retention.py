@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, laws, style
+from recall_lab.figure import base, laws, legends, style
 from recall_lab.results import average
 
 LABELS = {"top1": "top-1 of the read-out", "cosine": "cosine of read-out and value"}
@@ -17,7 +17,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yields ("retention_TASK_dWIDTH", figure) per task (the oracle counts as one) and d_key: top-1 and cosine of keyed
     read-outs versus age, at the last position measured.
 
-    Bands: interval, for points with at least `style.FEW` answers. Dashed: closed form, for runs of the oracle that have
+    Bars: interval, for points with at least `style.FEW` answers. Dashed: closed form, for runs of the oracle that have
     one. Triangles on the x axis, filled: half-life, the age at which the measured curve first falls below half of its
     first value; hollow: predicted lifetime of a pair.
     """
@@ -37,40 +37,39 @@ def _figure(part: pd.DataFrame, title: str) -> Figure:
     points = average(part, ["series", "metric", "layer", "age"])
     answers = part.groupby(["series", "metric", "layer", "age"])["count"].sum().rename("answers").reset_index()
     points = points.merge(answers, on=["series", "metric", "layer", "age"])
-    points["band"] = points["answers"] >= style.FEW
-    note = f"{base.replicates(points[points['band']], 'band') if points['band'].any() else 'no band: few answers'}\n"
+    few = points["answers"] < style.FEW
+    points.loc[few, ["low", "high"]] = np.nan
+    points["age + 1"] = points["age"] + 1
+    note = f"{'no bars: few answers' if few.all() else base.replicates(points[~few], 'bars')}\n"
     note += "dashed: theory\nfilled triangle: half-life\nhollow: predicted lifetime"
     parts = style.blocks(shown)
-    height = max(3.4 * len(layers), *(style.legend_height([shown[name] for name in one], note) for one in parts))
+    height = max(2.3 * len(layers), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():
-        made, axes = style.grid(len(layers) * len(parts), 2, 11.5, height * len(parts) + 0.6, sharex=True, sharey=True)
+        made, axes = style.grid(len(layers) * len(parts), 2, height * len(parts) + 0.2, sharex=True, sharey=True)
         for block, names in enumerate(parts):
             for row, layer in zip(axes[block * len(layers) :], layers, strict=False):
                 for ax, metric in zip(row, LABELS, strict=True):
                     here = points[(points["metric"] == f"{metric}_by_age") & (points["layer"] == layer)]
+                    style.lines(ax, here, "age + 1", {name: looks[name] for name in names})
                     for name in names:
                         line = here[here["series"] == name].sort_values("age")
                         if not line.empty:
-                            _curve(ax, line, looks[name])
+                            _half_life(ax, line, looks[name])
                             _law(ax, part[part["series"] == name].iloc[0], metric, line["age"], looks[name])
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
                     ax.set_ylabel(LABELS[metric] + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
-            style.legend(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
+            legends.series(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
         for ax in axes[-1]:
-            ax.set_xlabel("age + 1 (tokens since the pair, inclusive)")
+            ax.set_xlabel("age + 1 (tokens since the pair)")
         made.suptitle(f"{title}, {part['pairs'].max():.0f} pairs")
     return made
 
 
-def _curve(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
-    """Draws the curve of a series, its band, and the triangle at its half-life."""
-    age = line["age"] + 1
-    ax.plot(age, line["mean"], color=look.colour, marker=look.marker, markersize=3.5, linewidth=1.2, clip_on=False)
-    low, high = line["low"].where(line["band"]), line["high"].where(line["band"])
-    ax.fill_between(age, low, high, color=look.colour, alpha=0.15, linewidth=0)
-    half = _half(age.to_numpy(), line["mean"].to_numpy())
+def _half_life(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
+    """Draws the triangle at the half-life of a series, with a dotted line up to its curve."""
+    half = _half(line["age + 1"].to_numpy(), line["mean"].to_numpy())
     if half is not None:
         level = line["mean"].iloc[0] / 2
         ax.plot([half, half], [0, level], color=look.colour, linewidth=0.8, linestyle=":", zorder=1)

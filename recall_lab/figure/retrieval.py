@@ -6,13 +6,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import SCORES, summarise
 
 LENGTH = "task.length"
 PANELS = 12
 """Most panels per figure. With more, accuracy is averaged over some parameters, which the title names."""
-ACROSS = 4
+ACROSS = 3
 """Most panels per row."""
 
 
@@ -21,7 +21,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     ("retrieval_TASK_by_PARAMETER", figure) for every numeric parameter that varies at one length: pairs, depth, data …
     Of several tasks, ("retrieval", figure) shows those in which nothing but the length varies, one panel per task.
 
-    One line per series, with the interval over seeds as a band; one panel per combination of the other parameters that
+    One line per series, with the intervals over seeds as bars; one panel per combination of the other parameters that
     vary. The legend gives the number of elements of the state at the longest sequence.
     """
     scored = table[table["metric"].isin(SCORES) & (table["split"] == "test")]
@@ -102,16 +102,14 @@ def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: lis
     looks = style.looks(points["series"])
     labels = _labels(everything, list(looks))
     label = axis.removeprefix("task.")
-    note = f"{base.replicates(points, 'band')}\nin brackets: elements of the state"
+    note = f"{base.replicates(points, 'bars')}\ndotted: chance\nin brackets: state size (elements)"
     parts = style.blocks(looks)
-    columns = min(len(panels), ACROSS)
-    lines = -(-len(panels) // columns)
-    height = max(3.6 * lines, *(style.legend_height(part, note) for part in parts))
+    lines = -(-len(panels) // ACROSS)
+    columns = -(-len(panels) // lines)
+    height = max(2.0 * lines, *(legends.height(part, note) for part in parts))
     continuous = (everything["metric"] == "r2").any()
     with style.style():
-        made, axes = style.grid(
-            lines * len(parts), columns, 4.3 * columns + 3.0, height * len(parts) + 0.4, sharey=True
-        )
+        made, axes = style.grid(lines * len(parts), columns, height * len(parts) + 0.2, sharey=True)
         for ax in axes.flat:
             ax.set_axis_off()
         for block, names in enumerate(parts):
@@ -119,12 +117,14 @@ def _figure(task: str, axis: str, panels: dict[str, pd.DataFrame], averaged: lis
             for ax, (title, part) in zip(rows.flat, panels.items(), strict=False):
                 ax.set_axis_on()
                 _panel(ax, part, axis, {name: looks[name] for name in names})
-                ax.set_title(title, fontsize="medium", pad=18)
-                ax.tick_params(labelleft=True)
-            style.same_range([ax for ax in rows.flat if ax.axison])
+                ax.set_title(title.replace(", ", "\n"), fontsize="medium", pad=14)
+            used = [ax for ax in rows.flat if ax.axison]
+            style.same_range(used)
+            for ax in used[:-columns]:  # the panel below has the same label
+                ax.set_xlabel("")
             for ax in rows[:, 0]:
                 ax.set_ylabel("R²" if continuous else "accuracy per scored token")
-            style.legend(rows[0, -1], {name: labels[name] for name in names}, looks, note)
+            legends.series(rows[0, -1], {name: labels[name] for name in names}, looks, note)
         mean = f", mean over {' and '.join(averaged)}" if averaged else ""
         made.suptitle(f"{task}: {'R²' if continuous else 'accuracy'} over {label}{mean}")
     return made

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 
 
@@ -25,9 +25,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = average(rows, ["series", "d_key", "subset"])
     note = base.replicates(points, "bars")
     parts = style.blocks(shown)
-    height = max(3.5, *(style.legend_height([shown[name] for name in part], note) for part in parts))
+    height = max(2.3, *(legends.height([shown[name] for name in part], note) for part in parts))
     with style.style():
-        made, axes = style.grid(len(parts), len(widths), 3.2 * len(widths) + 2.3, height * len(parts), sharey=True)
+        made, axes = style.grid(len(parts), len(widths), height * len(parts), sharey=True)
         for row, part in zip(axes, parts, strict=True):
             size = style.nested(part)
             for ax, width in zip(row, widths, strict=True):
@@ -44,6 +44,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                 ax.set_xlabel("size of the subset")
                 tokens = rows.loc[rows["d_key"] == width, "tokens"].max()
                 ax.set_title(f"d_key = {width:.0f}, {tokens:.0f} tokens")
-            row[0].set_ylabel("share of subsets that a query can select")
-            style.legend(row[-1], {name: shown[name] for name in part}, looks, note)
+            row[0].set_ylabel("share selectable")
+            legends.series(row[-1], {name: shown[name] for name in part}, looks, note)
     yield "selectability", made

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 
 
@@ -31,9 +31,9 @@ def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
     values, points = average(last, ["series", "layer", "index"]), average(ranks, ["series", "layer", "position"])
     parts = style.blocks(shown)
     note = base.replicates(points)
-    height = max(3.3 * len(layers), *(style.legend_height([shown[name] for name in one], note) for one in parts))
+    height = max(2.2 * len(layers), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():
-        made, axes = style.grid(len(layers) * len(parts), 2, 9.6, height * len(parts) + 0.6, sharex="col", sharey="col")
+        made, axes = style.grid(len(layers) * len(parts), 2, height * len(parts) + 0.2, sharex="col", sharey="col")
         for block, names in enumerate(parts):
             for (left, right), layer in zip(axes[block * len(layers) :], layers, strict=False):
                 for name in names:
@@ -41,14 +41,14 @@ def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
                     line = points[(points["series"] == name) & (points["layer"] == layer)].sort_values("position")
                     right.plot(
                         line["position"], line["mean"], color=looks[name].colour, marker=looks[name].marker,
-                        markersize=5, markerfacecolor="none", linewidth=1.2,
+                        markersize=4, markerfacecolor="none", linewidth=1.2,
                     )  # fmt: skip
                 left.set_yscale("log")
                 left.set_ylabel("σ / Σσ" + (f", layer {layer:.0f}" if len(layers) > 1 else ""))
                 style.length_axis(right, points["position"])
                 right.set_ylabel("effective rank of S")
                 right.set_ylim(0, None)
-            style.legend(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
+            legends.series(axes[block * len(layers), 1], {name: shown[name] for name in names}, looks, note)
         axes[0, 0].set_ylim(max(1e-6, values["mean"][values["mean"] > 0].min() / 2), None)
         for ax in axes[:, 1]:
             ax.set_xlabel("")

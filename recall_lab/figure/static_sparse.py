@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 from recall_lab.theory import budget
 
@@ -90,11 +90,11 @@ def _figure(task: str, panels: dict[str, pd.DataFrame], chance: float) -> Figure
     every = pd.concat(points.values())
     looks, facets = style.looks(every["series"]), list(base.facets(every, cells))
     law = f"thin: B/n of the pairs held,\nthe rest guessed\nat chance, {chance:.2g} (dotted)"
-    note = f"{base.replicates(every, 'band')}\n{law}"
+    note = f"{base.replicates(every, 'bars')}\n{law}"
     handles = _legend(looks)
-    height = max(3.4, style.legend_height([str(one.get_label()) for one in handles], note))
+    height = max(2.4, legends.height([str(one.get_label()) for one in handles], note))
     with style.style():
-        made, axes = style.grid(len(facets), len(panels), 4.4 * len(panels) + 2.6, height * len(facets), sharey=True)
+        made, axes = style.grid(len(facets), len(panels), height * len(facets), sharey=True)
         for column, (title, found) in zip(axes.T, points.items(), strict=True):
             parts = base.facets(found, cells)
             for ax, cell in zip(column, facets, strict=True):
@@ -103,10 +103,10 @@ def _figure(task: str, panels: dict[str, pd.DataFrame], chance: float) -> Figure
                 style.log2_axis(ax, ticks)
                 ax.set_xticks(ticks, [str(Fraction(tick).limit_denominator(1024)) for tick in ticks])
                 ax.set_title(f"{title}\n{cell}" if cell else title, fontsize="medium")
-            column[-1].set_xlabel("share B/n of the tokens that a query attends to")
+            column[-1].set_xlabel("share B/n attended to")
         for ax in axes[:, 0]:
             ax.set_ylabel("accuracy per scored token")
-        style.legend_beside(axes[0, -1], handles, note)
+        legends.add(axes[0, -1], handles, note)
         made.suptitle(f"{task}: a small share, or blind to the query?")
     return made
 
@@ -117,7 +117,7 @@ def _panel(ax: Axes, points: pd.DataFrame, looks: dict[str, style.Look], chance:
     for line in ax.lines:
         line.set_linestyle(_dashes(str(line.get_label())))
     ax.plot(share, budget.static_recall(share, 1, 1 / chance), color="0.5", linewidth=0.8, zorder=1)
-    style.accuracy_axis(ax, chance, note=False)
+    style.accuracy_axis(ax, chance)
 
 
 def _dashes(series: str) -> Dashes:
@@ -137,6 +137,5 @@ def _legend(looks: dict[str, style.Look]) -> list[Line2D]:
     for dashes, title in groups.items():
         names = [name for name in looks if _dashes(name) == dashes]
         handles += [Line2D([], [], linestyle="none", label=title)] if names else []
-        handles += [Line2D([], [], color=looks[name].colour, marker=looks[name].marker, markersize=5, linestyle=dashes,
-                           label=name) for name in names]  # fmt: skip
+        handles += [legends.line(looks[name], name, dashes) for name in names]
     return handles

@@ -1,4 +1,4 @@
-"""The look of figures: colours, markers and order of series, panels, axes, lines and legends."""
+"""The look of figures: colours, markers and order of series, panels, axes and lines."""
 
 import colorsys
 import re
@@ -13,19 +13,16 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from matplotlib.transforms import blended_transform_factory
+from matplotlib.transforms import ScaledTranslation, Transform
 
 FIXED = {
     "softmax": ("#111111", "o"),
     "forgetting": ("#6b6b6b", "s"),
     "linear": ("#1f77b4", "v"),
     "based": ("#17a2c4", "p"),
-    "gated_linear": ("#2ca02c", "^"),
+    "gated_linear": ("#009e73", "^"),
     "gla": ("#7fb800", "<"),
     "mamba2": ("#0b7a3b", ">"),
     "delta_rule": ("#d62728", "D"),
@@ -34,7 +31,7 @@ FIXED = {
     "rwkv7": ("#9467bd", "X"),
     "mesa": ("#8c1d6b", "*"),
     "log_linear": ("#3b4cc0", "h"),
-    "rnn": ("#8c564b", "1"),
+    "rnn": ("#a0705f", "1"),
     "lstm": ("#c49c94", "2"),
     "window": ("#bcbd22", "|"),
     "sink_window": ("#937a00", "_"),
@@ -48,7 +45,7 @@ FIXED = {
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
 
 OTHERS = (
-    "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#469174", "#cb0b83",
+    "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#500838", "#cb0b83",
     "#2525f4", "#0bcb83",
 )  # fmt: skip
 """Colours for other mechanisms, in alphabetical order: far (in OKLab) from the colours in FIXED and from each other."""
@@ -60,6 +57,13 @@ MOST = 10
 
 FEW = 50
 """Least number of answers for which an interval is drawn: a wider one would cover the panel."""
+
+COLUMN, PAGE = 3.3, 7.0
+"""Widths of figures in inches, those of one column of a paper, for a single panel, and of two, for several panels."""
+
+APART, WIDEST = 1.3, 6.0
+"""Points (of print) between the bars of two series at the same x, and most points between the first and the last;
+six and ten times as many where there is only one x."""
 
 Colour = tuple[float, float, float]
 
@@ -119,10 +123,12 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
 
 
 def _shade(colour: str, number: int, count: int) -> Colour:
-    """The colour itself for a single series; for one of several, its hue at a lightness from 0.2 to 0.68."""
+    """The colour itself for a single series; for one of several, its hue at a luma (Rec. 601) from 0.16 to 0.66."""
     hue, light, saturation = colorsys.rgb_to_hls(*mpl.colors.to_rgb(colour))
     if count > 1:
-        light = 0.2 + 0.48 * number / (count - 1)
+        lights = np.linspace(0, 1, 101)
+        luma = [np.dot(colorsys.hls_to_rgb(hue, one, saturation), (0.299, 0.587, 0.114)) for one in lights]
+        light = float(np.interp(0.16 + 0.5 * number / (count - 1), luma, lights))
     return colorsys.hls_to_rgb(hue, light, saturation)
 
 
@@ -143,24 +149,32 @@ def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """A context with matplotlib's settings, for drawing and for saving: equal figures then give equal svg files."""
+    """A context with matplotlib's settings, for drawing and for saving: equal figures then give equal files.
+
+    Text has 6.7 to 8 points at the size of the figure. The font is the one that matplotlib brings along.
+    """
     with (
         sns.axes_style("ticks"),
-        sns.plotting_context("notebook", font_scale=0.9),
+        sns.plotting_context("paper", font_scale=0.84),
         mpl.rc_context(
-            {"svg.hashsalt": "recall_lab", "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
+            {"svg.hashsalt": "recall_lab", "svg.fonttype": "none", "pdf.fonttype": 42, "font.sans-serif": "DejaVu Sans",
+             "figure.titlesize": "medium", "axes.linewidth": 0.8, "xtick.major.size": 3, "ytick.major.size": 3,
+             "xtick.major.width": 0.8, "ytick.major.width": 0.8, "axes.spines.top": False, "axes.spines.right": False}
         ),
-    ):
+    ):  # fmt: skip
         yield
 
 
 def grid(
-    rows: int, columns: int, width: float, height: float, sharex: Share = False, sharey: Share = False
+    rows: int, columns: int, height: float, sharex: Share = False, sharey: Share = False, width: float | None = None
 ) -> tuple[Figure, np.ndarray]:
-    """A figure of rows × columns panels, width and height in inches, and its axes as an array of that shape.
+    """A figure of rows × columns panels, and its axes as an array of that shape. Width and height are in inches; by
+    default, a single panel has the width COLUMN, and several panels together have the width PAGE.
 
     It is made without pyplot, which would keep it in memory.
     """
+    if width is None:
+        width = COLUMN if rows == columns == 1 else PAGE
     made = Figure(figsize=(width, height), layout="constrained")
     return made, made.subplots(nrows=rows, ncols=columns, squeeze=False, sharex=sharex, sharey=sharey)
 
@@ -178,16 +192,14 @@ def log2_axis(ax: Axes, values: Iterable[float]) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def length_axis(
-    ax: Axes, lengths: Iterable[float], trained: Iterable[float] = (), note: str = "lengths trained on"
-) -> None:
+def length_axis(ax: Axes, lengths: Iterable[float], trained: Iterable[float] = ()) -> None:
     """Sets a log₂ x axis with ticks at the tested lengths; the range of lengths in training is shaded, under a note."""
     lengths, trained = sorted(set(lengths)), sorted(set(trained))
     log2_axis(ax, lengths)
     shown = [*lengths, *trained]
     ax.set_xlim(min(shown) / 2**0.25, max(shown) * 2**0.25)
     if trained:
-        _trained(ax, trained[0] / 2**0.12, trained[-1] * 2**0.12, (trained[0] * trained[-1]) ** 0.5, note)
+        _trained(ax, trained[0] / 2**0.12, trained[-1] * 2**0.12, (trained[0] * trained[-1]) ** 0.5)
     ax.set_xlabel("sequence length n")
 
 
@@ -195,22 +207,22 @@ def number_axis(ax: Axes, values: Iterable[float], label: str, trained: Iterable
     """Sets an x axis for a parameter of a task: log₂ if its values are positive and span a factor of 8, else linear."""
     values, trained = sorted(set(values)), sorted(set(trained))
     if values[0] > 0 and values[-1] >= 8 * values[0]:
-        length_axis(ax, values, trained, "trained on")
+        length_axis(ax, values, trained)
     else:
         margin = 0.03 * (values[-1] - values[0] or 1)
         ax.xaxis.set_major_locator(FixedLocator(values, nbins=8))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         if trained:
             middle = (trained[0] + trained[-1]) / 2
-            _trained(ax, trained[0] - margin, trained[-1] + margin, middle, "trained on")
+            _trained(ax, trained[0] - margin, trained[-1] + margin, middle)
     ax.set_xlabel(label)
 
 
-def _trained(ax: Axes, low: float, high: float, middle: float, note: str) -> None:
+def _trained(ax: Axes, low: float, high: float, middle: float) -> None:
     """Shades the range of values in training, with a note above it."""
     ax.axvspan(low, high, color="0.93", zorder=0, label="_trained")
     ax.text(
-        middle, 1.01, note, transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize="small",
+        middle, 1.0, "trained on", transform=ax.get_xaxis_transform(), ha="center", va="bottom", fontsize="small",
         color="0.45",
     )  # fmt: skip
 
@@ -222,65 +234,56 @@ def same_range(axes: Sequence[Axes]) -> None:
         ax.set_xlim(low.min(), high.max())
 
 
-def accuracy_axis(ax: Axes, chance: float | None = None, note: bool = True) -> None:
-    """Sets a y axis from 0 to 1, with a dotted line at chance and, if `note`, its value as text at the left end."""
+def accuracy_axis(ax: Axes, chance: float | None = None) -> None:
+    """Sets a y axis from 0 to 1, with a dotted line at chance, whose value stands at its right end."""
     ax.set_ylim(-0.02, 1.03)
     if chance is None:
         return
     ax.axhline(chance, color="0.5", linestyle=":", linewidth=1, zorder=1)
-    if note:
-        ax.text(
-            0.01, chance, f"chance {chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="bottom",
-            fontsize="small", color="0.4", zorder=1,
-        )  # fmt: skip
+    ax.text(
+        1.01, chance, f"{chance:.2g}", transform=ax.get_yaxis_transform(), ha="left", va="center", fontsize="small",
+        color="0.4",
+    )  # fmt: skip
 
 
-def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], band: bool = True) -> None:
-    """Draws one line per series in `shown` over the column `x` of averaged points, with the interval as a band."""
-    for name, look in shown.items():
+def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], bars: bool = True) -> dict[str, Transform]:
+    """Draws one line per series in `shown` over the column `x` of averaged points, with the intervals as thin bars.
+
+    Where there are bars, the series are shifted sideways by a few points of print, so that each bar can be seen.
+    Returns the transform from data to pixels of each series that was drawn.
+    """
+    drawn: dict[str, Transform] = {}
+    bars = bars and bool((points["high"] > points["low"]).any())
+    apart, widest = (APART, WIDEST) if points[x].nunique() > 1 else (6 * APART, 10 * WIDEST)
+    for number, (name, look) in enumerate(shown.items()):
         line = points[points["series"] == name].sort_values(x)
         if line.empty:
             continue
-        ax.plot(line[x], line["mean"], color=look.colour, marker=look.marker, markersize=5, label=name, clip_on=False)
-        if band:
-            ax.fill_between(line[x], line["low"], line["high"], color=look.colour, alpha=0.18, linewidth=0)
+        curve = ax.plot(
+            line[x], line["mean"], color=look.colour, marker=look.marker, label=name, clip_on=False, markersize=3.5
+        )
+        made: list[Artist] = [*curve]
+        drawn[name] = ax.transData
+        if bars:
+            line = line[line["high"] > line["low"]]
+            made.append(ax.vlines(line[x], line["low"], line["high"], color=look.colour, linewidth=0.8, clip_on=False))
+            across = (number - (len(shown) - 1) / 2) * min(apart, widest / len(shown)) / 72
+            drawn[name] += ScaledTranslation(across, 0, figure_of(ax).dpi_scale_trans)
+            for one in made:  # later than drawn, so that the limits of the axes are those of the points
+                one.set_transform(drawn[name])
+    return drawn
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure that the panel is in."""
+    made = ax.get_figure(root=True)
+    assert isinstance(made, Figure)
+    return made
 
 
 def nested(series: Sequence[str]) -> dict[str, float]:
     """Series → marker size, decreasing, so that several hollow markers at the same point are all visible."""
-    return {name: 10 - 7 * number / max(1, len(series) - 1) for number, name in enumerate(series)}
-
-
-def legend_height(labels: Iterable[str], title: str = "") -> float:
-    """Height in inches that `legend` needs for these labels and this title."""
-    return 0.4 + 0.2 * sum(text.count("\n") + 1 for text in (*labels, title))
-
-
-def legend(ax: Axes, labels: Mapping[str, str], shown: Mapping[str, Look], title: str = "") -> None:
-    """Adds the legend of a row of panels, to the right of all panels and level with `ax`: series → label."""
-    handles = [
-        Line2D([], [], color=shown[name].colour, marker=shown[name].marker, markersize=5, label=label)
-        for name, label in labels.items()
-    ]
-    legend_beside(ax, handles, title)
-
-
-def legend_beside(ax: Axes, handles: Sequence[Artist], title: str = "") -> None:
-    """Adds a legend to the right of all panels, level with `ax`. The panels leave room for the widest one."""
-    made = ax.get_figure(root=True)
-    assert isinstance(made, Figure)
-    added = made.legend(
-        handles=handles, title=title or None, loc="upper left", borderaxespad=0, frameon=False, fontsize="small",
-        title_fontsize="small", alignment="left",
-    )  # fmt: skip
-    added.set_in_layout(False)  # its height must not stretch the row of panels
-    renderer = FigureCanvasAgg(made).get_renderer()
-    width = max(one.get_window_extent(renderer).width for one in made.legends) / made.dpi
-    left = 1 - (width + 0.15) / made.get_figwidth()
-    engine = made.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0, 0, left, 1))
-    added.set_bbox_to_anchor((left, 1.02), blended_transform_factory(made.transFigure, ax.transAxes))
+    return {name: 7 - 4.5 * number / max(1, len(series) - 1) for number, name in enumerate(series)}
 
 
 def shades(count: int) -> list[Colour]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import style
+from recall_lab.figure import legends, style
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -15,17 +15,17 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     for task, part in curves.groupby("task"):
         looks = style.looks(part["series"])
         parts = style.blocks(looks)
-        height = max(4.0, *(style.legend_height(names) for names in parts))
+        height = max(2.3, *(legends.height(names) for names in parts))
         with style.style():
-            made, axes = style.grid(len(parts), 1, 8.6, height * len(parts), sharex=True, sharey=True)
+            made, axes = style.grid(len(parts), 1, height * len(parts), sharex=True, sharey=True)
             for ax, names in zip(axes[:, 0], parts, strict=True):
                 for name in names:
                     colour, marker = looks[name]
                     steps, values = _apart(part[part["series"] == name])
-                    ax.plot(steps, values, color=colour, marker=marker, markersize=3.5, label=name)
+                    ax.plot(steps, values, color=colour, marker=marker, markersize=2.5, label=name)
                 style.accuracy_axis(ax)
                 ax.set_ylabel("validation accuracy, mean over cells")
-                style.legend(ax, {name: name for name in names}, looks)
+                legends.series(ax, {name: name for name in names}, looks)
             axes[-1, 0].set_xlabel("training step")
             axes[0, 0].set_title(f"{task}: training curves, one line per run")
         yield f"training_{task}", made

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import summarise
 from recall_lab.theory import linear_attention
 
@@ -17,7 +17,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """Yields ("updates", figure) if several numbers of updates were tested: accuracy over the mean number of rebindings
     (new values) per key, one panel per number of keys and length.
 
-    Band: interval over seeds. Dashed: a mechanism that gives all values of a key the same weight
+    Bars: interval over seeds. Dashed: a mechanism that gives all values of a key the same weight
     (theory.linear_attention.superposed_recall).
     """
     if not set(table) >= NEEDED:
@@ -32,20 +32,20 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     looks = style.looks(points["series"])
     cells = list(points.groupby(["task.length", "task.pairs"]))
     parts = style.blocks(looks)
-    note = f"{base.replicates(points, 'band')}\ndashed: equal weight on all\nvalues of a key"
-    height = max(3.8, *(style.legend_height(names, note) for names in parts))
+    note = f"{base.replicates(points, 'bars')}\ndashed: equal weight on all\nvalues of a key\ndotted: chance"
+    height = max(2.3, *(legends.height(names, note) for names in parts))
     with style.style():
-        made, axes = style.grid(len(parts), len(cells), 3.4 * len(cells) + 2.6, height * len(parts) + 0.4, sharey=True)
+        made, axes = style.grid(len(parts), len(cells), height * len(parts) + 0.2, sharey=True)
         for row, names in zip(axes, parts, strict=True):
             for ax, ((length, pairs), part) in zip(row, cells, strict=True):
                 ratio = np.linspace(0, part["ratio"].max(), 200)
                 law = linear_attention.superposed_recall(pairs * ratio, pairs)
                 ax.plot(ratio, law, color="0.4", linestyle="--", linewidth=1, zorder=1)
                 style.lines(ax, part, "ratio", {name: looks[name] for name in names})
-                style.accuracy_axis(ax, None if pd.isna(chance) else float(chance), note=ax is row[-1])
+                style.accuracy_axis(ax, None if pd.isna(chance) else float(chance))
                 ax.set_xlabel("mean number of rebindings per key")
                 ax.set_title(f"{pairs:.0f} keys, n = {length:.0f}", fontsize="medium")
             row[0].set_ylabel("accuracy per scored token")
-            style.legend(row[-1], {name: name for name in names}, looks, note)
+            legends.series(row[-1], {name: name for name in names}, looks, note)
         made.suptitle("updates: recall of the latest value of a key")
     yield "updates", made

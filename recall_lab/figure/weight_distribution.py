@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import average
 from recall_lab.theory import linear_attention, softmax
 
@@ -36,16 +36,16 @@ def _figure(part: pd.DataFrame, title: str, width: float) -> Figure:
     looks = style.looks(points["series"])
     note = f"median and middle 90 % of queries\n{base.replicates(points)}\ndotted: theory"
     parts = style.blocks(looks)
-    height = max(3.9, *(style.legend_height(names, note) for names in parts))
+    height = max(2.5, *(legends.height(names, note) for names in parts))
     with style.style():
-        made, axes = style.grid(len(parts), 2, 11.8, height * len(parts), sharey=True)
+        made, axes = style.grid(len(parts), 2, height * len(parts), sharey=True)
         for row, names in zip(axes, parts, strict=True):
             raw, measured = row
             _by_formula(raw)
             for name in names:
                 line = points[points["series"] == name].pivot(index="tokens", columns="statistic", values="mean")
                 colour, marker = looks[name]
-                measured.plot(line.index, line["q50"], color=colour, marker=marker, markersize=4, linewidth=1.2)
+                measured.plot(line.index, line["q50"], color=colour, marker=marker, markersize=3, linewidth=1.2)
                 measured.fill_between(line.index, line["q05"], line["q95"], color=colour, alpha=0.08, linewidth=0)
             if "oracle.d_key" in part and part["oracle.d_key"].notna().any():
                 _theory(measured, part, names, looks, width)
@@ -55,7 +55,7 @@ def _figure(part: pd.DataFrame, title: str, width: float) -> Figure:
                 ax.set_yscale("log")
                 ax.set_ylim(1e-4, 1.5)
                 ax.set_xlabel("tokens up to the query, n")
-            style.legend(measured, {name: name for name in names}, looks, note)
+            legends.series(measured, {name: name for name in names}, looks, note)
     return made
 
 
@@ -81,4 +81,4 @@ def _theory(ax: Axes, part: pd.DataFrame, names: list[str], looks: dict[str, sty
             ax.plot(n, laws[name], ":", color=looks[name].colour, linewidth=1.4)
     half = float(softmax.half_mass(width))
     if "softmax" in names and half <= n[-1]:
-        ax.plot(half, 0.5, "D", color=looks["softmax"].colour, markerfacecolor="none", markersize=7)
+        ax.plot(half, 0.5, "D", color=looks["softmax"].colour, markerfacecolor="none", markersize=5)

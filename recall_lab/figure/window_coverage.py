@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.results import summarise
 from recall_lab.task.mqar import MQAR
 from recall_lab.theory import budget
@@ -41,7 +41,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     cells = points[CELL].drop_duplicates().sort_values(CELL)
     colours = dict(zip(cells.itertuples(index=False, name=None), style.shades(len(cells)), strict=True))
     with style.style():
-        made, axes = style.grid(2, len(columns), 4.6 * len(columns) + 2.6, 7.6, sharey=True)
+        made, axes = style.grid(2, len(columns), 4.6, sharey=True)
         for (above, below), ((series, width), part) in zip(axes.T, columns, strict=True):
             _column(above, below, part, colours)
             title = f"short convolution of width c = {width:.0f}"
@@ -53,7 +53,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
             for cell, colour in colours.items()
         ]
         note = f"lines: the law at w\nbands: up to w + c − 2\npoints: {base.replicates(points, 'bars')}"
-        style.legend_beside(axes[0, -1], handles, note)
+        legends.add(axes[0, -1], handles, note)
     yield "window_coverage", made
 
 
@@ -71,10 +71,10 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[fl
         error = [own["mean"] - own["low"], own["high"] - own["mean"]]
         expected = [_law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
         for ax, x in ((above, own[BUDGET]), (below, expected)):
-            ax.errorbar(x, own["mean"], error, color=colour, marker="o", markersize=5, linestyle="none", capsize=2)
+            ax.errorbar(x, own["mean"], error, color=colour, marker="o", markersize=3.5, linestyle="none", capsize=2)
     below.axline((0, 0), slope=1, color="0.5", linewidth=1, zorder=0)
     style.length_axis(above, part[BUDGET])
-    above.set_xlabel("window w (tokens, the current one included)")
+    above.set_xlabel("window w (tokens)")
     below.set_xlabel("coverage law at w")
     for ax in (above, below):
         style.accuracy_axis(ax)
