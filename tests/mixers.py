@@ -24,6 +24,7 @@ OPTIONS: dict[str, list[dict]] = {
     "log_linear": [{"levels": 3}],
     "top_k": [{"budget": 8, "kept": 16}],
     "random_k": [{"budget": 8, "draw_seed": 7}],
+    "stickbreaking_attn": [{"remainder": True}],
 }
 """Options with which a mechanism is tested in addition to its defaults."""
 

@@ -6,17 +6,19 @@ from conftest import golden, ratio
 
 from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.softmax import Softmax
+from recall_lab.mixer.stickbreaking_attn import StickbreakingAttn
 from recall_lab.mixer.window import Window
 
 LIMIT = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 5e-5)}
 """Tolerances of outputs and of gradients."""
-MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting}
+MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting, "stickbreaking": StickbreakingAttn}
 CASES = {
     "softmax": ("softmax_attn", "o", {}),
     "softmax, learned sink": ("softmax_attn", "o_sink", {"learned_sink": True}),
     "window": ("softmax_attn", "o_window5", {"budget": 5}),
     "forgetting": ("forgetting_attn", "o", {}),
     "forgetting, long": ("forgetting_attn__long", "o", {}),
+    "stickbreaking": ("stickbreaking_attn", "o", {}),
 }
 
 
@@ -49,3 +51,15 @@ def test_golden(case, how, dtype):
         grads = torch.autograd.grad((o.transpose(1, 2) * arrays["do"].to(dtype)).sum(), x.values())
         for name, grad in zip(x, grads, strict=True):
             assert ratio(grad.transpose(1, 2), arrays[f"grad_{name}"]) < LIMIT[dtype][1], name
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_the_remainder_of_stickbreaking(dtype):
+    """It is the part of the weight that the golden array states, and it goes to the token's own value."""
+    arrays = {name: x.transpose(1, 2).to(dtype) for name, x in golden("stickbreaking_attn").items()}
+    mixer = StickbreakingAttn(d_model=8, heads=2, remainder=True)
+    o, _ = mixer.parallel(arrays["q"], arrays["k"], arrays["v"], {})
+    expected = golden("stickbreaking_attn")
+    assert ratio(o.transpose(1, 2), expected["o"] + expected["rem"][..., None] * expected["v"]) < LIMIT[dtype][0]
+    own = mixer.effective_attention(arrays["q"], arrays["k"], {}).diagonal(dim1=2, dim2=3)
+    assert ratio(own.transpose(1, 2), expected["rem"]) < LIMIT[dtype][0]

@@ -43,6 +43,7 @@ FIXED = {
     "top_k": ("#4c4cff", "H"),
     "paged": ("#00b3b3", "8"),
     "random_k": ("#7d8a97", "."),
+    "stickbreaking_attn": ("#4b1e00", "v"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
