@@ -44,6 +44,7 @@ FIXED = {
     "paged": ("#00b3b3", "8"),
     "random_k": ("#7d8a97", "."),
     "stickbreaking_attn": ("#4b1e00", "v"),
+    "nsa": ("#9600ff", "p"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
