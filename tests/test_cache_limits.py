@@ -28,7 +28,7 @@ def build(name: str, **options) -> Mixer:
 
 NAMES = [
     "softmax", "softmax+learned_sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k",
-    "paged", "random_k", "stickbreaking_attn+remainder", "nsa",
+    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa",
     "rnn", "lstm",
 ]  # fmt: skip
 

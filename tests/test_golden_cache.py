@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import golden, ratio
 
+from recall_lab.mixer.dsa import DSA
 from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.stickbreaking_attn import StickbreakingAttn
@@ -11,7 +12,13 @@ from recall_lab.mixer.window import Window
 
 LIMIT = {torch.float64: (1e-10, 1e-10), torch.float32: (1e-5, 5e-5)}
 """Tolerances of outputs and of gradients."""
-MECHANISMS = {"softmax": Softmax, "window": Window, "forgetting": Forgetting, "stickbreaking": StickbreakingAttn}
+MECHANISMS = {
+    "softmax": Softmax,
+    "window": Window,
+    "forgetting": Forgetting,
+    "stickbreaking": StickbreakingAttn,
+    "dsa": DSA,
+}
 CASES = {
     "softmax": ("softmax_attn", "o", {}),
     "softmax, learned sink": ("softmax_attn", "o_sink", {"learned_sink": True}),
@@ -19,7 +26,10 @@ CASES = {
     "forgetting": ("forgetting_attn", "o", {}),
     "forgetting, long": ("forgetting_attn__long", "o", {}),
     "stickbreaking": ("stickbreaking_attn", "o", {}),
+    "dsa": ("dsa", "o", {"budget": 6, "index_heads": 6, "index_width": 5}),
 }
+GATES = {"g": "log_forget", "q_idx": "index_query", "k_idx": "index_key", "w_idx": "index_weight"}
+"""Name in the golden files → name of the gate."""
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
@@ -30,10 +40,14 @@ def test_golden(case, how, dtype):
     arrays = golden(file)
     heads = arrays["q"].shape[2]
     mixer = MECHANISMS[case.split(",")[0]](d_model=8, heads=heads, **options)
+    if "k_idx" in arrays:
+        arrays["k_idx"] = arrays["k_idx"][:, :, None]  # one key for all heads of the indexer
     x = {
-        name: arrays[name].to(dtype).transpose(1, 2).requires_grad_() for name in ("q", "k", "v", "g") if name in arrays
+        name: arrays[name].to(dtype).transpose(1, 2).requires_grad_()
+        for name in ("q", "k", "v", *GATES)
+        if name in arrays
     }
-    gates = {"log_forget": x["g"]} if "g" in x else {}
+    gates = {GATES[name]: x[name] for name in GATES if name in x}
     if options.get("learned_sink"):
         gates["sink_logit"] = arrays["sink_bias"].to(dtype)[:, None].expand(x["q"].shape[:3])
     if how == "split":
@@ -48,8 +62,9 @@ def test_golden(case, how, dtype):
         o, _ = getattr(mixer, how)(x["q"], x["k"], x["v"], gates)
     assert ratio(o.detach().transpose(1, 2), arrays[output]) < LIMIT[dtype][0]
     if output == "o" and "do" in arrays:
-        grads = torch.autograd.grad((o.transpose(1, 2) * arrays["do"].to(dtype)).sum(), x.values())
-        for name, grad in zip(x, grads, strict=True):
+        given = [name for name in x if f"grad_{name}" in arrays]
+        grads = torch.autograd.grad((o.transpose(1, 2) * arrays["do"].to(dtype)).sum(), [x[name] for name in given])
+        for name, grad in zip(given, grads, strict=True):
             assert ratio(grad.transpose(1, 2), arrays[f"grad_{name}"]) < LIMIT[dtype][1], name
 
 

@@ -45,6 +45,7 @@ FIXED = {
     "random_k": ("#7d8a97", "."),
     "stickbreaking_attn": ("#4b1e00", "v"),
     "nsa": ("#9600ff", "p"),
+    "dsa": ("#b4a5ff", "*"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
