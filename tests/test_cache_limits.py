@@ -28,9 +28,13 @@ def build(name: str, **options) -> Mixer:
 
 NAMES = [
     "softmax", "softmax+learned_sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k",
-    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa",
+    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa", "path_attn",
     "rnn", "lstm",
 ]  # fmt: skip
+
+
+UNBALANCED = {"rnn", "lstm", "softmax+learned_sink", "nsa"}
+"""Those without weights, or whose weights need not be positive and sum to one."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +76,7 @@ def test_an_empty_segment_keeps_the_state(name, filled):
         assert torch.allclose(following, mixer(x)[0][:, filled:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rnn", "lstm", "softmax+learned_sink", "nsa")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNBALANCED])
 def test_every_query_attends_to_something(name):
     """The weights of each query are nonnegative and sum to one, so no query is fully masked."""
     torch.manual_seed(0)

@@ -6,6 +6,7 @@ from conftest import golden, ratio
 
 from recall_lab.mixer.dsa import DSA
 from recall_lab.mixer.forgetting import Forgetting
+from recall_lab.mixer.path_attn import PathAttn
 from recall_lab.mixer.softmax import Softmax
 from recall_lab.mixer.stickbreaking_attn import StickbreakingAttn
 from recall_lab.mixer.window import Window
@@ -18,6 +19,7 @@ MECHANISMS = {
     "forgetting": Forgetting,
     "stickbreaking": StickbreakingAttn,
     "dsa": DSA,
+    "path": PathAttn,
 }
 CASES = {
     "softmax": ("softmax_attn", "o", {}),
@@ -27,8 +29,17 @@ CASES = {
     "forgetting, long": ("forgetting_attn__long", "o", {}),
     "stickbreaking": ("stickbreaking_attn", "o", {}),
     "dsa": ("dsa", "o", {"budget": 6, "index_heads": 6, "index_width": 5}),
+    "path": ("path_attn", "o", {"forget": True}),
+    "path, long": ("path_attn__long", "o", {"forget": True}),
 }
-GATES = {"g": "log_forget", "q_idx": "index_query", "k_idx": "index_key", "w_idx": "index_weight"}
+GATES = {
+    "g": "log_forget",
+    "w": "path",
+    "beta": "beta",
+    "q_idx": "index_query",
+    "k_idx": "index_key",
+    "w_idx": "index_weight",
+}
 """Name in the golden files → name of the gate."""
 
 

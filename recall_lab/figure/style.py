@@ -46,6 +46,7 @@ FIXED = {
     "stickbreaking_attn": ("#4b1e00", "v"),
     "nsa": ("#9600ff", "p"),
     "dsa": ("#b4a5ff", "*"),
+    "path_attn": ("#003c00", "^"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
