@@ -27,6 +27,7 @@ OPTIONS: dict[str, list[dict]] = {
     "stickbreaking_attn": [{"remainder": True}],
     "dsa": [{"budget": 9, "index_heads": 2, "index_width": 5}],
     "path_attn": [{"forget": True}],
+    "deltaformer": [{"lookup": "key"}],
     "nsa": [{"budget": 20, "block_size": 5, "window": 7}],
 }
 """Options with which a mechanism is tested in addition to its defaults."""

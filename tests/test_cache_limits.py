@@ -28,12 +28,12 @@ def build(name: str, **options) -> Mixer:
 
 NAMES = [
     "softmax", "softmax+learned_sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k",
-    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa", "path_attn",
+    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa", "path_attn", "deltaformer",
     "rnn", "lstm",
 ]  # fmt: skip
 
 
-UNBALANCED = {"rnn", "lstm", "softmax+learned_sink", "nsa"}
+UNBALANCED = {"rnn", "lstm", "softmax+learned_sink", "nsa", "deltaformer"}
 """Those without weights, or whose weights need not be positive and sum to one."""
 
 

@@ -1,4 +1,6 @@
-"""path_attn: the keys that it caches change with every later token."""
+"""path_attn and deltaformer: what they cache changes with later tokens, or depends on earlier ones."""
+
+import math
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from mixers import build, close
 from torch import Tensor
 
 from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.deltaformer import DeltaFormer
 from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.path_attn import PathAttn
 from recall_lab.mixer.softmax import Softmax
@@ -92,3 +95,46 @@ def test_the_reflections_start_with_unit_vectors_and_beta_between_zero_and_two()
     assert float(gates["beta"].mean()) == pytest.approx(1, abs=0.2)
     assert (gates["log_forget"] < 0).all()
     assert build("path_attn").fixed_gates == {"log_forget"}
+
+
+def deltaformer(q: Tensor, x: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """o and u of one head by its definition, position by position."""
+    scale, u, o = 1 / math.sqrt(q.shape[1]), [v[0]], [v[0]]
+    for t in range(1, len(q)):
+        u.append(v[t] - beta[t] * (torch.softmax(scale * k[:t] @ x[t], dim=0) @ torch.stack(u)))
+        o.append(torch.softmax(scale * k[: t + 1] @ q[t], dim=0) @ torch.stack(u))
+    return torch.stack(o), torch.stack(u)
+
+
+@pytest.mark.parametrize("lookup", ["query", "key"])
+def test_deltaformer_equals_its_definition(lookup):
+    """Outputs, the values kept, and gradients."""
+    given = [x.requires_grad_() for x in (*qkv(), torch.sigmoid(normal(2, 2, N, seed=5)))]
+    q, k, v, beta = given
+    x = q if lookup == "query" else k
+    heads = [deltaformer(q[b, h], x[b, h], k[b, h], v[b, h], beta[b, h]) for b in range(2) for h in range(2)]
+    expected, kept = (torch.stack(part).unflatten(0, (2, 2)) for part in zip(*heads, strict=True))
+    gradient = torch.autograd.grad(expected.sin().sum(), given)
+    for o, state in forms(DeltaFormer(d_model=8, heads=2, lookup=lookup), q, k, v, {"beta": beta}):
+        assert close(o, expected, 1e-12)
+        assert close(state["v"], kept, 1e-12)
+        grads = torch.autograd.grad(o.sin().sum(), given)
+        assert all(close(one, other, 1e-10) for one, other in zip(grads, gradient, strict=True))
+
+
+def test_deltaformer_without_removal_is_softmax():
+    q, k, v = qkv()
+    expected, _ = Softmax(d_model=8, heads=2).parallel(q, k, v, {})
+    for o, _ in forms(DeltaFormer(d_model=8, heads=2), q, k, v, {"beta": torch.zeros(2, 2, N).double()}):
+        assert close(o, expected, 1e-12)
+
+
+@pytest.mark.parametrize("lookup", ["query", "key"])
+def test_a_second_write_replaces_the_first(lookup):
+    """With β = 1 and logits so large that a key finds only itself; the query finds both writes, which add up to one."""
+    k = torch.eye(8).double()[None, None, [0, 1, 2, 0, 3]] * 50
+    v = normal(1, 1, 5, 3)
+    mixer = DeltaFormer(d_model=8, lookup=lookup)
+    o, state = mixer.parallel(k, k, v, {"beta": torch.tensor([[[0.0, 0, 0, 1, 0]]]).double()})
+    assert close(state["v"][:, :, 3], v[:, :, 3] - v[:, :, 0], 1e-12)
+    assert close(o[:, :, 3], v[:, :, 3] / 2, 1e-12)

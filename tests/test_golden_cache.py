@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import golden, ratio
 
+from recall_lab.mixer.deltaformer import DeltaFormer
 from recall_lab.mixer.dsa import DSA
 from recall_lab.mixer.forgetting import Forgetting
 from recall_lab.mixer.path_attn import PathAttn
@@ -20,6 +21,7 @@ MECHANISMS = {
     "stickbreaking": StickbreakingAttn,
     "dsa": DSA,
     "path": PathAttn,
+    "deltaformer": DeltaFormer,
 }
 CASES = {
     "softmax": ("softmax_attn", "o", {}),
@@ -31,6 +33,7 @@ CASES = {
     "dsa": ("dsa", "o", {"budget": 6, "index_heads": 6, "index_width": 5}),
     "path": ("path_attn", "o", {"forget": True}),
     "path, long": ("path_attn__long", "o", {"forget": True}),
+    "deltaformer": ("deltaformer_attn", "o", {}),
 }
 GATES = {
     "g": "log_forget",

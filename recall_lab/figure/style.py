@@ -47,6 +47,7 @@ FIXED = {
     "nsa": ("#9600ff", "p"),
     "dsa": ("#b4a5ff", "*"),
     "path_attn": ("#003c00", "^"),
+    "deltaformer": ("#4b004b", "D"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
