@@ -9,7 +9,7 @@ import pandas as pd
 
 Family = Literal["growing", "fixed"]
 
-GROWING = ("softmax", "forgetting", "top_k", "paged")
+GROWING = ("softmax", "forgetting", "top_k", "paged", "stickbreaking_attn", "nsa", "dsa", "path_attn", "deltaformer")
 """Mechanisms whose state grows with every token. All others have a fixed state, windows and eviction policies included;
 hybrids, which may combine both, belong to neither family."""
 

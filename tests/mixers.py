@@ -24,6 +24,11 @@ OPTIONS: dict[str, list[dict]] = {
     "log_linear": [{"levels": 3}],
     "top_k": [{"budget": 8, "kept": 16}],
     "random_k": [{"budget": 8, "draw_seed": 7}],
+    "stickbreaking_attn": [{"remainder": True}],
+    "dsa": [{"budget": 9, "index_heads": 2, "index_width": 5}],
+    "path_attn": [{"forget": True}],
+    "deltaformer": [{"lookup": "key"}],
+    "nsa": [{"budget": 20, "block_size": 5, "window": 7}],
 }
 """Options with which a mechanism is tested in addition to its defaults."""
 

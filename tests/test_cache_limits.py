@@ -18,19 +18,23 @@ composed = cache(lambda name: config(f"mixer={name}").mixer)
 
 
 def build(name: str, **options) -> Mixer:
-    """A mixer of conf/mixer, "softmax+sink" with the learned sink, in float64 and without a short convolution."""
-    name, _, sink = name.partition("+")
-    options |= {"learned_sink": True} if sink else {}
+    """A mixer of conf/mixer, "NAME+OPTION" with this option, in float64 and without a short convolution."""
+    name, _, option = name.partition("+")
+    options |= {option: True} if option else {}
     options |= {"budget": 4} if "budget" in composed(name) else {}
-    options |= {"page": 2} if name == "paged" else {"sinks": 1} if name == "sink_window" else {}
+    options |= {"paged": {"page": 2}, "sink_window": {"sinks": 1}, "nsa": {"block_size": 1}}.get(name, {})
     return instantiate(composed(name))(d_model=8, short_conv=0, **options).double()
 
 
 NAMES = [
-    "softmax", "softmax+sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k", "paged",
-    "random_k",
+    "softmax", "softmax+learned_sink", "forgetting", "window", "sink_window", "heavy_hitter", "merging", "top_k",
+    "paged", "random_k", "stickbreaking_attn+remainder", "nsa", "dsa", "path_attn", "deltaformer",
     "rnn", "lstm",
 ]  # fmt: skip
+
+
+UNBALANCED = {"rnn", "lstm", "softmax+learned_sink", "nsa", "deltaformer"}
+"""Those without weights, or whose weights need not be positive and sum to one."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +76,7 @@ def test_an_empty_segment_keeps_the_state(name, filled):
         assert torch.allclose(following, mixer(x)[0][:, filled:], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("rnn", "lstm", "softmax+sink")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in UNBALANCED])
 def test_every_query_attends_to_something(name):
     """The weights of each query are nonnegative and sum to one, so no query is fully masked."""
     torch.manual_seed(0)

@@ -40,6 +40,11 @@ FIXED = {
     "top_k": ("#4c4cff", "H"),
     "paged": ("#00b3b3", "8"),
     "random_k": ("#7d8a97", "."),
+    "stickbreaking_attn": ("#4b1e00", "v"),
+    "nsa": ("#9600ff", "p"),
+    "dsa": ("#b4a5ff", "*"),
+    "path_attn": ("#003c00", "^"),
+    "deltaformer": ("#4b004b", "D"),
     "hybrid": ("#a0522d", "3"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""

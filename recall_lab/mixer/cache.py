@@ -61,9 +61,11 @@ def score(q: Query, k: CachedKey) -> Attention:
 
 def causal(q: Query, k: CachedKey, bias: Bias | None = None) -> Attention:
     """q_t·k_s / √d_key plus the bias, −∞ where s comes after t; the queries are at the last positions of k."""
-    logits = score(q, k)
-    if bias is not None:
-        return logits + bias
+    return hide_future(score(q, k)) if bias is None else score(q, k) + bias
+
+
+def hide_future(logits: Attention) -> Attention:
+    """The logits, −∞ where s comes after t; the queries are at the last positions."""
     t, s = logits.shape[-2:]
     return logits + logits.new_full((t, s), -torch.inf).triu(s - t + 1)
 
@@ -90,6 +92,12 @@ def latest(x: Cached, count: int) -> Kept:
 def read(logits: Attention, v: CachedValue) -> Value:
     """Σ_s softmax_s(logits) v_s, the softmax in the precision of the logits."""
     return torch.softmax(logits, dim=-1).to(v.dtype) @ v
+
+
+def softmax_or_zero(logits: Float[Tensor, "*rows s"]) -> Float[Tensor, "*rows s"]:
+    """The softmax along the last axis; a row of −∞ alone has weights of zero, and a gradient of zero."""
+    nothing = (logits == -torch.inf).all(-1, keepdim=True)
+    return torch.softmax(logits.masked_fill(nothing, 0), dim=-1).masked_fill(nothing, 0)
 
 
 def largest(x: Tensor, count: int) -> Bool[Tensor, "..."]:
@@ -231,8 +239,9 @@ class Cache(Mixer):
 class Budget(Cache):
     """A cache of which each query attends to at most `budget` tokens or slots.
 
-    With a budget of at least the sequence length it equals softmax. It has the same parameters as softmax, so a trained
-    softmax model can be evaluated with any policy and budget. Raises ValueError for a budget below `least_budget`.
+    With a budget of at least the sequence length it equals softmax. Unless it adds parameters, it has those of softmax,
+    so a trained softmax model can be evaluated with any such policy and budget.
+    Raises ValueError for a budget below `least_budget`.
     """
 
     budget: int = 64

@@ -1,0 +1,46 @@
+"""Blocks of tokens: a query's logits for their mean keys, and the choice of some blocks for each query.
+
+Block c of size B holds the positions c B … (c+1) B − 1. The last one may be shorter. Logits end with those for the
+queries' own positions and are −∞ where s comes after t.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Shaped
+from torch import Tensor
+
+from recall_lab.mixer.cache import largest
+from recall_lab.shapes import Attention
+
+OfBlocks = Float[Tensor, "b h t blocks"]
+
+
+def mean_of_blocks(logits: Attention, size: int) -> OfBlocks:
+    """The mean of a query's logits in each block, −∞ unless the block is complete at the query.
+
+    The mean of q·k_s is q·k̄, the logit for the block's mean key. A block that lacks a token, or has one that comes
+    after the query, has a logit of −∞ in it, so nothing of it is seen.
+    """
+    missing = -logits.shape[-1] % size
+    return F.pad(logits, (0, missing), value=-torch.inf).unflatten(-1, (-1, size)).mean(-1)
+
+
+def to_tokens(x: Shaped[Tensor, "b h t blocks"], size: int, tokens: int) -> Shaped[Tensor, "b h t s"]:
+    """For each of the first `tokens` positions what x holds for its block."""
+    return x.repeat_interleave(size, dim=-1)[..., :tokens]
+
+
+def chosen_blocks(p: OfBlocks, size: int, tokens: int, count: int, group: int) -> Bool[Tensor, "b h t blocks"]:
+    """True at the first block, the block of the query, the one before it, and the others with the largest p.
+
+    These are `count` blocks in all, or all up to the query's if there are fewer; of equal ones the earliest. Each
+    `group` of adjacent heads chooses the same blocks, by the mean of its p. Blocks after the query may be True as well.
+    `tokens` is the number of positions up to the last query. The choice has no gradient.
+    """
+    t, blocks = p.shape[-2:]
+    own = torch.arange(tokens - t, tokens, device=p.device)[:, None] // size  # t 1
+    block = torch.arange(blocks, device=p.device)
+    always = (block == 0) | (block == own) | (block == own - 1)
+    worth = p.detach().unflatten(1, (-1, group)).mean(2)  # b h/group t blocks
+    worth = worth.masked_fill(always, 2).masked_fill(block > own, -torch.inf)  # p is at most 1
+    return largest(worth, count).repeat_interleave(group, dim=1)
