@@ -11,7 +11,14 @@ EXAMPLES = """for example:
   recall-lab run experiment=quickstart
   recall-lab run mixer=delta_rule task.length=128 task.pairs=32
   recall-lab run -m mixer=softmax,delta_rule seed=0,1 name=mine
-  recall-lab report outputs/mine"""
+  recall-lab report outputs/mine
+  recall-lab check mixer=mine task=mine --config-dir mine"""
+
+GOLDEN = """reference arrays to compare the mixer with: an .npz of float32 or float64 arrays in the layout b h t d.
+Inputs are q, k, v (after projection, convolution and norm) and every gate by its name; results are o, and if wanted
+state_NAME (parts of the final state), and the gradients dq, dk, dv, dGATE for a given gradient do of o.
+rms(x - ref) / rms(ref) must be at most 1e-10 in float64 and 1e-5 in float32; a float32
+reference is compared in float32 only"""
 
 
 def main() -> None:
@@ -71,6 +78,12 @@ def parser() -> argparse.ArgumentParser:
     rates.add_argument(
         "words", nargs="+", metavar="EXPERIMENT", help="and settings for all runs: train.steps=400 seed=0"
     )
+    check = verbs.add_parser(
+        "check", help="hold mixers and tasks, your own as well, to the contract of the built-in ones"
+    )
+    check.add_argument("overrides", nargs="*", metavar="mixer=NAME", help="and task=NAME, mixer.d_key=8 …, as for run")
+    check.add_argument("--config-dir", help="a folder with configuration of your own")
+    check.add_argument("--golden", metavar="FILE", help=GOLDEN)
     listing = verbs.add_parser("list", help="tasks, mixers, probes, claims, experiments and so on, one line each")
     listing.add_argument("group", nargs="?", help="one group, in full")
     return made
@@ -100,6 +113,10 @@ def _verb(chosen: argparse.Namespace) -> int:
 
         settings = [word for word in chosen.words if "=" in word]
         return rates.study([word for word in chosen.words if "=" not in word], settings, launch)
+    if chosen.verb == "check":
+        from recall_lab.cli import check
+
+        return check.check(chosen.overrides, chosen.config_dir, chosen.golden)
     if chosen.verb == "list":
         from recall_lab.cli import listing
 

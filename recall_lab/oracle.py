@@ -18,7 +18,7 @@ from torch import Tensor
 from recall_lab.checks import choice, flag, number, require, whole_number
 from recall_lab.mixer.base import Mixer, Trace
 from recall_lab.mixer.feature_map import FIXED
-from recall_lab.mixer.neutral import answers_one_pair, keeps_first_pair, number_gates, reads_unmapped_keys
+from recall_lab.mixer.neutral import neutral_fault, number_gates
 
 MAPPED = ("relu", "elu+1", "softplus")
 """Feature maps that can be applied to the keys."""
@@ -228,26 +228,14 @@ def check_neutral(mixer: Mixer, given: Mapping[str, float | int]) -> None:
     """Raises ValueError for a gate whose neutral value is unknown, unless the gate as computed turns out to be neutral.
 
     The neutral value is unknown if the gate is neither in `given`, nor fixed by the mixer's options, nor declared in
-    the mechanism's neutral_gates. Three properties are then tested, with all other gates at their neutral values:
-    - A single pair is answered with its value (cosine of at least .999).
-    - Where no feature map is applied to keys, the answer to the first of several orthogonal keys stays the same when
-      the others have been written.
-    - Where the mechanism is linear in v, a second write of a key either leaves the weight of the first write unchanged
-      or replaces it completely.
+    the mechanism's neutral_gates. `neutral_fault` then tests it, with all other gates at their neutral values.
     """
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
     unknown = [name for name in gates if name not in {*given, *mixer.fixed_gates, *mixer.neutral_gates}]
     if not unknown:
         return
-    numbers, pairs = _neutral(mixer, given), min(8, mixer.d_key)
-    cosine = answers_one_pair(mixer, numbers)
-    if cosine < 0.999:
-        fault = f"a single pair is not answered with its value (cosine {cosine:.3f})"
-    elif reads_unmapped_keys(mixer, numbers) and (kept := keeps_first_pair(mixer, numbers, pairs)) < 0.999:
-        fault = f"{pairs - 1} further writes leave only {kept:.3f} of the answer to the first key"
-    elif mixer.linear_in_v and min(abs(kept := _weight_kept(mixer, numbers, pairs)), abs(kept - 1)) > 1e-3:
-        fault = f"after a second write of a key, the first keeps {kept:.3f} of its weight, neither all nor none"
-    else:
+    fault = neutral_fault(mixer, _neutral(mixer, given))
+    if not fault:
         return
     name, gate = type(mixer).__name__, unknown[0]
     raise ValueError(
@@ -261,18 +249,6 @@ def _neutral(mixer: Mixer, given: Mapping[str, float | int]) -> dict[str, float]
     """Neutral values of all gates of this mixer, also of those that its options fix; else the values in `given`."""
     gates = mixer.gates(mixer.q_proj.weight.new_zeros(1, 1, mixer.d_model))
     return {name: float(x) for name, x in {**given, **mixer.neutral_gates}.items() if name in gates}
-
-
-@torch.no_grad()
-def _weight_kept(mixer: Mixer, numbers: Mapping[str, float], pairs: int) -> float:
-    """Weight of the first write of a key divided by that of its second, with pairs − 1 orthogonal keys in between."""
-    weight = mixer.q_proj.weight
-    k = torch.eye(mixer.d_key, dtype=weight.dtype, device=weight.device)[[*range(pairs), 0]]  # t k
-    k = k.expand(1, mixer.heads, -1, -1)
-    hidden = np.random.default_rng(0).standard_normal((1, pairs + 1, mixer.d_model))
-    gates = number_gates(mixer, torch.from_numpy(hidden).to(weight), numbers)
-    kept, last = mixer.effective_attention(k[:, :, -1:].expand_as(k), k, gates)[0, :, -1, [0, -1]].unbind(-1)
-    return float((kept / last).nan_to_num(nan=torch.inf).max())
 
 
 def _unit(x: np.ndarray) -> np.ndarray:

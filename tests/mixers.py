@@ -8,6 +8,7 @@ from conftest import CONF, config, names
 from hydra.utils import instantiate
 from torch import Tensor
 
+from recall_lab.contract.mixer import relative_error
 from recall_lab.mixer.base import Mixer
 
 OPTIONS: dict[str, list[dict]] = {
@@ -54,20 +55,9 @@ def build(name: str, **options) -> Mixer:
     return instantiate(settings(name))(**{"d_model": 16, "heads": 2} | options)
 
 
-def draw(mixer: Mixer, length: int, batch: int = 2) -> Tensor:
-    weight = mixer.o_proj.weight
-    generator = torch.Generator().manual_seed(length)
-    return torch.randn(batch, length, mixer.d_model, generator=generator, dtype=torch.float64).to(weight)
-
-
 def close(x: Tensor, y: Tensor, tolerance: float = 1e-10) -> bool:
-    return x.shape == y.shape and bool((x - y).detach().norm() <= tolerance * (1e-3 + y.detach().norm()))
+    return x.shape == y.shape and relative_error(x, y) <= tolerance
 
 
 def same_state(x: dict[str, Tensor], y: dict[str, Tensor], tolerance: float = 1e-10) -> bool:
     return x.keys() == y.keys() and all(close(x[name], y[name], tolerance) for name in x)
-
-
-def total(*tensors: Tensor) -> Tensor:
-    """A loss whose gradient differs between positions and channels."""
-    return sum((x.sin() * torch.linspace(0.5, 1.5, x.numel()).to(x).view_as(x)).sum() for x in tensors)

@@ -196,7 +196,7 @@ def resolve(target: str) -> Callable[..., Any]:
 def composed(group: str, name: str) -> dict[str, Any]:
     """The configuration of one option of a group."""
     chosen = config(f"{group}=[{name}]" if group == "probe" else f"{group}={name}")[group]
-    return OmegaConf.to_container(chosen[name] if group == "probe" else chosen)
+    return OmegaConf.to_container(chosen[name] if group == "probe" else chosen, resolve=True)
 
 
 OPTIONS = [(group, name) for group in ("task", "mixer", "probe", "oracle") for name in names(group)]

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from mixers import build, close, draw, every_case, every_mechanism, same_state, total
+from mixers import build, close, every_case, every_mechanism, same_state
 from torch import Tensor
 
+from recall_lab.contract.mixer import draw, total
 from recall_lab.mixer.base import SHORT, l2_normalize
 from recall_lab.model import Model
 

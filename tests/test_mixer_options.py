@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
-from mixers import build, draw, every_case, every_mechanism, settings, total
+from mixers import build, every_case, every_mechanism, settings
 
+from recall_lab.contract.mixer import draw, total
 from recall_lab.mixer.base import Mixer
 from recall_lab.model import Model
 

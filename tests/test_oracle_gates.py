@@ -19,8 +19,9 @@ from recall_lab.mixer.gated_delta import GatedDelta
 from recall_lab.mixer.gated_linear import GatedLinear
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.matrix_memory import MatrixMemory, Update
+from recall_lab.mixer.neutral import weight_kept
 from recall_lab.mixer.softmax import Softmax
-from recall_lab.oracle import Oracle, _neutral, _weight_kept, check_neutral, ineffective_options
+from recall_lab.oracle import Oracle, _neutral, check_neutral, ineffective_options
 
 YAMLS = sorted(path.relative_to(CONF / "mixer").with_suffix("").as_posix() for path in (CONF / "mixer").rglob("*.yaml"))
 MECHANISMS = [name for name in YAMLS if name != "hybrid"]
@@ -111,7 +112,7 @@ def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
     mixer = Oracle(**SIZES).mixer(make(name))
     if getattr(mixer, "positions", "none") != "none":
         pytest.skip("its answers depend on positions; the oracle refuses it")
-    kept = _weight_kept(mixer, _neutral(mixer, {}), 8)
+    kept = weight_kept(mixer, _neutral(mixer, {}), 8)
     replaced = name.split("/")[0] in ("delta_rule", "gated_delta", "kda", "rwkv7")
     assert kept == pytest.approx(0 if replaced else 1, abs=1e-4)
 

@@ -37,27 +37,16 @@ def test_the_readme_shows_these_files():
     assert set(FILES) == {*own, *claim, "mine/schedule/halving.yaml"}
 
 
-def test_the_task_fulfils_the_contract(mine):
+def test_the_task_and_the_mixer_fulfil_the_contract(mine, capsys):
+    from recall_lab.cli import check
+
+    assert check.check(["mixer=leaky", "task=reversal"], str(mine)) == 0
+    printed = capsys.readouterr().out
+    assert "neutral gates: log_decay=-0.0001: every pair is written and kept" in printed
+    assert "factors are declared: source" in printed
     task = importlib.import_module("reversal").Reversal(length=12, letters=5)
-    batch = task.sample(50, np.random.default_rng(0))
-    assert np.array_equal(task.solve(batch.tokens), batch.targets)
-    assert np.array_equal(task.roles(batch.tokens) == "query", batch.scored)
-    rows, positions = np.nonzero(batch.scored)
-    assert np.array_equal(batch.tokens[rows, batch.factors["source"][rows, positions]], batch.targets[rows, positions])
     with pytest.raises(ValueError, match="length=7: must be even"):
         task.at(length=7)
-
-
-def test_the_mixer_fulfils_the_contract(mine):
-    torch.manual_seed(0)
-    mixer = importlib.import_module("leaky").Leaky(d_model=8, heads=2).double()
-    x = torch.randn(2, 70, 8, dtype=torch.float64)
-    q, k, v, gates, _ = mixer.project(x)
-    o, state = mixer.parallel(q, k, v, gates)
-    slow, last = mixer.run_recurrence(q, k, v, gates)
-    assert torch.allclose(o, slow)
-    assert torch.allclose(state["S"], last["S"])
-    assert torch.allclose(mixer.effective_attention(q, k, gates) @ v, o)
 
 
 def test_the_claim_is_found_and_judged(mine):
@@ -86,7 +75,7 @@ def test_the_claim_is_found_and_judged(mine):
 def test_the_commands_for_own_files(mine):
     """As shown in the README, but with tiny settings."""
     commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
-    assert [line.split()[0] for line in commands] == ["run", "show", "run"]
+    assert [line.split()[0] for line in commands] == ["run", "show", "check", "run"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
     small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
     for line in commands:
@@ -121,8 +110,8 @@ def test_every_command_shown_parses():
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()
-        assert verb in ("run", "show", "report", "list", "probe", "rates", "claim")
-        if verb in ("run", "show", "probe"):
+        assert verb in ("run", "show", "report", "list", "probe", "rates", "claim", "check")
+        if verb in ("run", "show", "probe", "check"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]
             compose(overrides)

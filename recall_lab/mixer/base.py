@@ -108,6 +108,11 @@ class Mixer(nn.Module, ABC):
         """Names of the gates that this mixer's options set to a constant, independent of x (decay=0.9, for example)."""
         return frozenset()
 
+    @property
+    def state_limit(self) -> int | None:
+        """Number of tokens after which the state stops growing: 0 if it always has one size, None if it never stops."""
+        return 0
+
     # The mechanism, which a subclass defines. q, k and v are b h t d.
 
     def gates(self, x: Hidden) -> Gates:

@@ -42,6 +42,10 @@ class Based(Mixer):
         super().__post_init__()
         whole_number("window", self.window, least=0)
 
+    @property
+    def state_limit(self) -> int | None:
+        return self.window
+
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
         if q.shape[2] == 0:

@@ -158,6 +158,10 @@ class Cache(Mixer):
             used = self.positions == "rotary" or value == getattr(type(self), name)
             require(used, f"{name}={value} has an effect only with positions=rotary, not {self.positions}")
 
+    @property
+    def state_limit(self) -> int | None:
+        return None
+
     def place(self, q: Query, k: Query, state: State) -> tuple[Query, Query, State]:
         """q and k rotated by their positions after those of the state, and the part of the next state that counts them.
 
@@ -253,3 +257,12 @@ class Budget(Cache):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("budget", self.budget, self.least_budget)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Static(Budget):
+    """A policy that keeps at most `budget` tokens or slots, chosen without the query, so that its state is bounded."""
+
+    @property
+    def state_limit(self) -> int | None:
+        return self.budget

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from recall_lab.mixer.cache import Budget, extend, read
+from recall_lab.mixer.cache import Static, extend, read
 from recall_lab.mixer.numerics import full_precision
 from recall_lab.shapes import Attention, Gates, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class HeavyHitter(Budget):
+class HeavyHitter(Static):
     """The cache holds the most recent tokens and those of the others that have received the most attention so far.
 
     o_t = Σ_{s∈C_t} A_ts v_s,  A_ts = softmax_s(q_t·k_s / √d_key) over C_t. The mass of token s is Σ_{r=s..t} A_rs per

@@ -41,6 +41,10 @@ class LogLinear(Mixer):
         self.level_proj = nn.Linear(self.d_model, self.heads * self.levels)
         nn.init.constant_(self.level_proj.bias, 0.5413)  # softplus(0.5413) = 1
 
+    @property
+    def state_limit(self) -> int | None:
+        return None
+
     def gates(self, x: Hidden) -> Gates:
         """log_decay log γ: b h t; level λ: b h t levels."""
         level = F.softplus(self.level_proj(x)).unflatten(-1, (self.heads, -1)).transpose(1, 2)

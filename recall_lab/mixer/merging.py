@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from recall_lab.mixer import slot_merging
-from recall_lab.mixer.cache import Budget
+from recall_lab.mixer.cache import Static
 from recall_lab.mixer.numerics import full_precision, without_autocast
 from recall_lab.shapes import Gates, Query, State, Value
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Merging(Budget):
+class Merging(Static):
     """A bounded number of slots: recent tokens have one each, older tokens with similar keys share one.
 
     Of B = `budget` slots ⌈B/2⌉ hold the most recent tokens (the current one included). A token that is no longer among

@@ -2,11 +2,13 @@
 
 Neutral gates are tested by their consequences. A state with a single pair must return its value for its key: a gate
 that writes nothing fails this test. Where the mechanism has no feature map, writing pairs with other, orthogonal keys
-must not change the answer to the first key: a decay fails this test.
+must not change the answer to the first key: a decay fails this test. A key that is written twice must be answered with
+both values at equal weights, or with the second alone.
 """
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -30,6 +32,26 @@ def number_gates(mixer: Mixer, hidden: Hidden, given: Mapping[str, float]) -> Ga
         )
     numbers = {name: x for name, x in mixer.neutral_gates.items() if name not in mixer.fixed_gates} | dict(given)
     return _set(gates, numbers)
+
+
+def neutral_fault(mixer: Mixer, numbers: Mapping[str, float]) -> str:
+    """Which property of neutral gates these lack, with its value; empty where they have all three.
+
+    - A single pair is answered with its value (cosine of at least .999).
+    - Where no feature map is applied to keys, the answer to the first of several orthogonal keys stays the same when
+      the others have been written.
+    - Where the mechanism is linear in v, a second write of a key either leaves the weight of the first write unchanged
+      or replaces it completely.
+    """
+    pairs = min(8, mixer.d_key)
+    cosine = answers_one_pair(mixer, numbers)
+    if cosine < 0.999:
+        return f"a single pair is not answered with its value (cosine {cosine:.3f})"
+    if reads_unmapped_keys(mixer, numbers) and (kept := keeps_first_pair(mixer, numbers, pairs)) < 0.999:
+        return f"{pairs - 1} further writes leave only {kept:.3f} of the answer to the first key"
+    if mixer.linear_in_v and min(abs(kept := weight_kept(mixer, numbers, pairs)), abs(kept - 1)) > 1e-3:
+        return f"after a second write of a key, the first keeps {kept:.3f} of its weight, neither all nor none"
+    return ""
 
 
 @torch.no_grad()
@@ -73,6 +95,18 @@ def reads_unmapped_keys(mixer: Mixer, gates: Mapping[str, float]) -> bool:
         torch.allclose(_answers(mixer, gates, sign * q, k, v), sign * expected, rtol=0, atol=tolerance)
         for sign in (1, -1)
     )
+
+
+@torch.no_grad()
+def weight_kept(mixer: Mixer, numbers: Mapping[str, float], pairs: int) -> float:
+    """Weight of the first write of a key divided by that of its second, with pairs − 1 orthogonal keys in between."""
+    weight = mixer.q_proj.weight
+    k = torch.eye(mixer.d_key, dtype=weight.dtype, device=weight.device)[[*range(pairs), 0]]  # t k
+    k = k.expand(1, mixer.heads, -1, -1)
+    hidden = np.random.default_rng(0).standard_normal((1, pairs + 1, mixer.d_model))
+    gates = number_gates(mixer, torch.from_numpy(hidden).to(weight), numbers)
+    kept, last = mixer.effective_attention(k[:, :, -1:].expand_as(k), k, gates)[0, :, -1, [0, -1]].unbind(-1)
+    return float((kept / last).nan_to_num(nan=torch.inf).max())
 
 
 def _unit(mixer: Mixer, count: int, width: int) -> Float[Tensor, "n h 1 d"]:

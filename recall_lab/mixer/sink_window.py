@@ -6,13 +6,13 @@ from typing import ClassVar
 import torch
 
 from recall_lab.checks import require, whole_number
-from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept
+from recall_lab.mixer.cache import Cached, CachedKey, Kept, Static
 from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class SinkWindow(Budget):
+class SinkWindow(Static):
     """Each query attends to the first tokens of the sequence (the sinks) and to the last w.
 
     o_t = Σ_{s∈C_t} softmax_s(q_t·k_s / √d_key) v_s,  C_t = {s ≤ t: s < sinks or s > t − w},  w = `budget` − `sinks`;

@@ -33,6 +33,10 @@ class TopK(Selection):
             whole_number("kept", self.kept)
             require(self.kept >= self.budget, f"kept={self.kept}: must be at least budget={self.budget}")
 
+    @property
+    def state_limit(self) -> int | None:
+        return self.kept
+
     def chosen(self, q: Query, k: CachedKey, bias: Bias | None) -> Chosen:
         logits = score(q, k)
         t = q.shape[2]

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from recall_lab.mixer.cache import Budget, Cached, CachedKey, Kept, latest, recent
+from recall_lab.mixer.cache import Cached, CachedKey, Kept, Static, latest, recent
 from recall_lab.mixer.positions import Bias
 from recall_lab.shapes import Attention, Query
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Window(Budget):
+class Window(Static):
     """Each query attends to the last w tokens: its own and the w − 1 before it.
 
     o_t = Σ_{t−w<s≤t} softmax_s(q_t·k_s / √d_key) v_s,  w = `budget`;  A is that softmax, zero where t − s ≥ w;
