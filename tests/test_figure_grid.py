@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from tables import drawn, legend, named, note, numbers, panels, scores
 
-from recall_lab.figure import needle, recall_phase_diagram, window_coverage
+from recall_lab.figure import coverage, needle, recall_phase_diagram, window_coverage
 from recall_lab.task.mqar import MQAR
 from recall_lab.theory import linear_attention
 
@@ -135,7 +135,7 @@ def test_the_law_of_the_window_counts_distances():
     facts = {**{f"task.{name}": value for name, value in WINDOWS[1].items()}, "mixer.budget": 16, "mixer.short_conv": 4}
     batch = MQAR(length=64, pairs=8).sample(4000, np.random.default_rng(5))
     age = batch.age[batch.scored]
-    for reach, law in zip((16, 18), window_coverage._law(facts), strict=True):
+    for reach, law in zip((16, 18), coverage.law(facts), strict=True):
         covered = (age < reach).mean()
         assert law == pytest.approx(covered + (1 - covered) * 2 / 256, abs=0.01)
 

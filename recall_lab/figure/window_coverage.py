@@ -1,7 +1,6 @@
 """Sliding windows on mqar: measured accuracy against the coverage law, which has no free parameter."""
 
 from collections.abc import Iterator
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -10,14 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from recall_lab.figure import base, legends, style
+from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law
 from recall_lab.results import summarise
-from recall_lab.task.mqar import MQAR
-from recall_lab.theory import budget
-
-CELL = ["task.vocab", "task.length", "task.pairs", "task.gap_exponent"]
-CONVOLUTION, BUDGET = "mixer.short_conv", "mixer.budget"
-SEQUENCES = 8000
-"""Number of sequences per cell that the law is averaged over: its standard error is at most .003 with 4 pairs."""
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -65,11 +58,11 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[fl
             continue
         facts = dict(zip(CELL, cell, strict=True)) | {CONVOLUTION: own[CONVOLUTION].iloc[0]}
         windows = np.unique(np.geomspace(own[BUDGET].min(), own[BUDGET].max(), 40).round())
-        law, late = np.array([_law(facts | {BUDGET: w}) for w in windows]).T
-        above.plot(windows, law, color=colour, linewidth=1)
-        above.fill_between(windows, law, late, color=colour, alpha=0.18, linewidth=0)
+        early, late = np.array([law(facts | {BUDGET: w}) for w in windows]).T
+        above.plot(windows, early, color=colour, linewidth=1)
+        above.fill_between(windows, early, late, color=colour, alpha=0.18, linewidth=0)
         error = [own["mean"] - own["low"], own["high"] - own["mean"]]
-        expected = [_law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
+        expected = [law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
         for ax, x in ((above, own[BUDGET]), (below, expected)):
             ax.errorbar(x, own["mean"], error, color=colour, marker="o", markersize=3.5, linestyle="none", capsize=2)
     below.axline((0, 0), slope=1, color="0.5", linewidth=1, zorder=0)
@@ -78,20 +71,3 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[fl
     below.set_xlabel("coverage law at w")
     for ax in (above, below):
         style.accuracy_axis(ax)
-
-
-def _law(facts: dict[str, float]) -> tuple[float, float]:
-    """Expected accuracy if pairs are read at the position of the value, and if as late as the convolution allows."""
-    distance, chance = _distances(*(facts[name] for name in CELL))
-    reach = budget.window_reach(facts[BUDGET], np.array([2, facts[CONVOLUTION]]))
-    covered = np.asarray(budget.window_coverage(distance, reach))
-    early, late = covered + (1 - covered) * chance
-    return float(early), float(late)
-
-
-@cache
-def _distances(vocab: float, length: float, pairs: float, gap_exponent: float) -> tuple[np.ndarray, float]:
-    """Distances in tokens from value to query in sampled sequences of a cell, and the chance level."""
-    task = MQAR(vocab=int(vocab), length=int(length), pairs=int(pairs), gap_exponent=gap_exponent)
-    batch = task.sample(SEQUENCES, np.random.default_rng(0))
-    return batch.age[batch.scored], task.chance
