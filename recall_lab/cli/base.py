@@ -209,6 +209,8 @@ def no_effect(config: DictConfig, key: str) -> str:
         return f"{key} has no effect in this kind of run, whose settings are {', '.join(sorted(used))}"
     if key == "size" and "${sized:" not in OmegaConf.to_yaml(config, resolve=False):
         return "size has no effect here: only experiments with ${sized:…} in a setting have two sizes"
+    if "oracle" in used and key.startswith("mixer."):
+        return _no_effect_on_oracle(config, key)
     return ""
 
 
@@ -222,9 +224,7 @@ def _refuse_ineffective(config: DictConfig, given: set[str]) -> None:
     for key in sorted(given):
         reason = no_effect(config, key)
         require(not reason, reason)
-    if "oracle" in _used(config):
-        _refuse_mixer_options(config, given)
-    else:
+    if "oracle" not in _used(config):
         _refuse_task_parameters(config, given)
         if "test.probe_sequences" in given and not config.probe:
             raise ValueError("test.probe_sequences has no effect without a probe: add probe=[retrieval], or others")
@@ -255,16 +255,13 @@ def _refuse_unknown(config: DictConfig) -> None:
         raise ValueError(no_setting(name))
 
 
-def _refuse_mixer_options(config: DictConfig, given: set[str]) -> None:
-    options = {key.partition(".")[2]: key for key in given if key.startswith("mixer.")}
-    if not options:
-        return
+def _no_effect_on_oracle(config: DictConfig, key: str) -> str:
+    """Why an option of the mixer has no effect on a mechanism that gets random keys and values; empty if it has one."""
     from recall_lab.building import ineffective_mixer_options
 
     reasons = ineffective_mixer_options(OmegaConf.to_container(config.mixer, resolve=True))  # type: ignore[arg-type]
-    for option, key in options.items():
-        if option in reasons:
-            raise ValueError(f"{key} has no effect with oracle=random: {reasons[option]}")
+    reason = reasons.get(key.partition(".")[2])
+    return f"{key} has no effect with oracle=random: {reason}" if reason else ""
 
 
 def _refuse_task_parameters(config: DictConfig, given: set[str]) -> None:

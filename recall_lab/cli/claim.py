@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import hydra
@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from recall_lab import fairness, folders, page, results
 from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
-from recall_lab.cli.base import compose, launch, no_effect, parse
+from recall_lab.cli.base import compose, parse
+from recall_lab.cli.experiments import Job, Measured, collect, effective, measured, options, rows_of, run
 from recall_lab.files import CONF, replacing
 from recall_lab.messages import print_error, print_line
 from recall_lab.page import attempt
@@ -60,26 +61,25 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
     root = next((word.partition("=")[2] for word in reversed(settings) if word.startswith("root=")), "outputs")
     folder = Path(root, "claim")
     failed = _run(claims, [word for word in settings if not word.startswith("root=")], folder, config_dir)
-    measured: dict[str, Measured] = {}
+    found: dict[str, Measured] = {}
     for name in _experiments(claims):
-        measured |= attempt(failed, f"experiment {name}", _measured, name, folder / name, failed)
-    require(bool(measured), f"{folder}: no experiment has results")
-    table = collect(measured)
+        found |= attempt(failed, f"experiment {name}", _measured, name, folder / name, failed)
+    require(bool(found), f"{folder}: no experiment has results")
+    table = collect(found)
     results.save(table, folder / "table.parquet")
     judged = {name: next(attempt(failed, f"claim {name}", _judge, claim, table), []) for name, claim in claims.items()}
-    lines = [(name, line) for name, found in judged.items() for line in found]
+    lines = [(name, line) for name, own in judged.items() for line in own]
     with replacing(folder / "verdict.csv") as temporary:
         verdict_table(lines).to_csv(temporary, index=False)
-    options = ["--config-dir", config_dir] if config_dir else []
-    pictures = _pictures(claims, measured, folder / "figure", failed)
-    shown = _sections(judged, claims, folder, pictures, failed, [*options, *settings])
+    pictures = _pictures(claims, found, folder / "figure", failed)
+    shown = _sections(judged, claims, folder, pictures, failed, [*options(config_dir), *settings])
     path = page.write(
         folder,
         "claims",
         {
             "title": "Claims",
             "folder": folder,
-            "command": shlex.join(["recall-lab", "claim", *options, *words]),
+            "command": shlex.join(["recall-lab", "claim", *options(config_dir), *words]),
             "multiplicity": multiplicity([line for _, line in lines]),
             "sections": shown,
             "failed": failed,
@@ -93,19 +93,6 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
 
 def _judge(claim: Claim, table: pd.DataFrame) -> Iterator[list[Line]]:
     yield claim.judge(table)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The results of one experiment."""
-
-    folder: Path
-    every: pd.DataFrame
-    """The rows of all runs."""
-    chosen: pd.DataFrame
-    """Those selected on validation."""
-    over: tuple[str, ...]
-    """The settings that were selected."""
 
 
 @dataclass(frozen=True)
@@ -157,19 +144,19 @@ def _sections(
 
 
 def _pictures(
-    claims: dict[str, Claim], measured: dict[str, Measured], folder: Path, failed: list[str]
+    claims: dict[str, Claim], found: dict[str, Measured], folder: Path, failed: list[str]
 ) -> dict[str, list[page.Picture]]:
     """Experiment → the figures that claims name, drawn from the selected table of the experiment, or of several that a
     claim draws together: then they are under the first of these."""
     drawn: dict[str, list[page.Picture]] = {}
-    joined = [[name for name in claim.together if name in measured] for claim in claims.values()]
+    joined = [[name for name in claim.together if name in found] for claim in claims.values()]
     groups = [group for group in joined if group]
-    groups += [[name] for name in measured if not any(name in group for group in groups)]
+    groups += [[name] for name in found if not any(name in group for group in groups)]
     for group in groups:
         wanted = {figure for claim in claims.values() for figure in claim.figures if set(group) & {*claim.experiments}}
         if not wanted:
             continue
-        parts = [measured[name] for name in group]
+        parts = [found[name] for name in group]
         rows = pd.concat(
             [page.with_curves(own.folder, own.chosen, own.over, failed) for own in parts], ignore_index=True
         )
@@ -186,37 +173,13 @@ def _experiments(claims: dict[str, Claim]) -> list[str]:
 
 
 def _run(claims: dict[str, Claim], settings: list[str], folder: Path, config_dir: str | None) -> list[str]:
-    """Runs every experiment once, one after another. Returns one line for each that failed."""
-    failed = []
-    options = ["--config-dir", config_dir] if config_dir else []
+    """Runs every experiment once. Returns one line for each that failed."""
     jobs = []
     for experiment, words in effective(_experiments(claims), settings, config_dir).items():
-        jobs.append((experiment, experiment, words))
+        jobs.append(Job(experiment, experiment, words))
         if any(experiment in claim.to_the_end for claim in claims.values()):
-            jobs.append((f"{experiment}{TWICE}", experiment, twice(experiment, words, config_dir)))
-    for number, (name, experiment, words) in enumerate(jobs, 1):
-        print_line(f"experiment {number} of {len(jobs)}: {name}")
-        place = [f"root={folder}", f"name={name}", "report=false"]
-        code = launch([*options, f"experiment={experiment}", *place, *words])
-        if code:
-            failed.append(f"experiment {name}: exit status {code}")
-    return failed
-
-
-def effective(experiments: Sequence[str], settings: Sequence[str], config_dir: str | None) -> dict[str, list[str]]:
-    """Experiment → those of the settings that have an effect in its kind of run.
-
-    Raises ValueError for a setting that has none in any of the experiments.
-    """
-    configs = {name: compose([f"experiment={name}"], config_dir) for name in experiments}
-    found: dict[str, list[str]] = {name: [] for name in experiments}
-    for word in settings:
-        (override,) = parse([word])
-        reasons = {name: no_effect(config, override.key_or_group) for name, config in configs.items()}
-        require(not all(reasons.values()), next(iter(reasons.values()), ""))
-        for name, reason in reasons.items():
-            found[name] += [] if reason else [word]
-    return found
+            jobs.append(Job(f"{experiment}{TWICE}", experiment, twice(experiment, words, config_dir)))
+    return run(jobs, folder, config_dir)
 
 
 def twice(experiment: str, settings: Sequence[str], config_dir: str | None) -> list[str]:
@@ -234,34 +197,17 @@ def twice(experiment: str, settings: Sequence[str], config_dir: str | None) -> l
 
 def _measured(name: str, folder: Path, failed: list[str]) -> Iterator[tuple[str, Measured]]:
     """Yields an experiment's name and results, if it has any; damaged files are added to `failed`."""
-    every = _rows(folder, failed)
-    if every is not None:
-        over = results.selected_settings(folder)
-        more = _rows(folder.with_name(f"{name}{TWICE}"), failed)
-        chosen = _with_ends(results.select(every, over), every if more is None else pd.concat([every, more]))
-        yield name, Measured(folder, every, chosen, over)
-
-
-def _rows(folder: Path, failed: list[str]) -> pd.DataFrame | None:
-    """The rows of all runs in a folder; None where there are none."""
-    runs = folders.runs(folder) if (folder / folders.MARK).exists() else []
-    if not any(run.has_rows for run in runs):
-        return None
-    every, _, damaged = results.gather(folder, runs)
-    failed += damaged
-    return every
+    own = measured(folder, failed)
+    if own is not None:
+        more = rows_of(folder.with_name(f"{name}{TWICE}"), failed)
+        every = own.every if more is None else pd.concat([own.every, more])
+        yield name, replace(own, chosen=_with_ends(own.chosen, every))
 
 
 def _with_ends(chosen: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
     """The chosen rows with the column `trained_to_end`, from all runs, those with twice the steps included."""
     ends = fairness.trained_to_end(chosen, every.reset_index(drop=True))[["task", "series", "verdict"]]
     return chosen.merge(ends.rename(columns={"verdict": "trained_to_end"}), on=["task", "series"], how="left")
-
-
-def collect(measured: dict[str, Measured]) -> pd.DataFrame:
-    """The selected rows of all experiments, with the experiment's name as a column."""
-    parts = [own.chosen.assign(experiment=name) for name, own in measured.items()]
-    return pd.concat(parts, ignore_index=True)
 
 
 def text(lines: Sequence[tuple[str, Line]]) -> str:
