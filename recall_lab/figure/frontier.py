@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recall_lab.figure import base, style
+from recall_lab.figure import base, legends, style
 from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law
 from recall_lab.results import SCORES, average
 
@@ -32,7 +32,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     state at the end of the longest sequence.
 
     One line per series, over d_key or, where it varies, over the budget of a cache; only cells that all runs share
-    count. Band: interval over seeds. Thin lines: what one layer with a sliding window can recall on mqar, if it reads
+    count. Bars: interval over seeds. Thin lines: what one layer with a sliding window can recall on mqar, if it reads
     a pair at the position of its value, and if it reads it as late as its short convolution allows. Hollow markers:
     published results, shown if the cells are theirs.
     """
@@ -75,15 +75,15 @@ def _figure(task: str, rows: pd.DataFrame, points: pd.DataFrame, chance: float |
     laws = {name: found for name in looks if not (found := _coverage(rows[rows["series"] == name])).empty}
     published = {name: PUBLISHED[style.mechanism(name)] for name in looks if style.mechanism(name) in PUBLISHED}
     published = published if _cells(rows) == PUBLISHED_CELLS else {}
-    notes = [base.replicates(points, "band"), *(["thin: coverage law of a window"] if laws else []),
+    notes = [base.replicates(points, "bars"), *(["thin: coverage law of a window"] if laws else []),
              *(["hollow: published"] if published else [])]  # fmt: skip
     note = "\n".join(notes)
     parts = style.blocks(looks)
-    height = max(4.2, *(style.legend_height(part, note) for part in parts))
+    height = max(2.8, *(legends.height(part, note) for part in parts))
     longest = f" at n = {rows['task.length'].max():g}" if "task.length" in rows else ""
     count = len(rows.drop_duplicates([name for name in rows if name.startswith("task.")]))
     with style.style():
-        made, axes = style.grid(len(parts), 1, 8.6, height * len(parts), sharex=True, sharey=True)
+        made, axes = style.grid(len(parts), 1, height * len(parts), sharex=True, sharey=True)
         for ax, names in zip(axes[:, 0], parts, strict=True):
             style.lines(ax, points, "elements", {name: looks[name] for name in names})
             for name in names:
@@ -95,8 +95,8 @@ def _figure(task: str, rows: pd.DataFrame, points: pd.DataFrame, chance: float |
             _axes(ax, points["elements"], chance)
             average_over = f"mean over {count} cells" if count > 1 else "one cell"
             ax.set_ylabel(f"{'R²' if (rows['metric'] == 'r2').any() else 'accuracy per scored token'}\n{average_over}")
-            style.legend(ax, {name: name for name in names}, looks, note)
-        axes[-1, 0].set_xlabel(f"elements of the state{longest}")
+            legends.series(ax, {name: name for name in names}, looks, note)
+        axes[-1, 0].set_xlabel(f"state size (elements){longest}")
         made.suptitle(f"{task}: recall and size of the state")
     return made
 
