@@ -31,6 +31,7 @@ def test_rank_and_residual(rng, name):
         "rwkv7",
         "mesa",
         "log_linear",
+        "hgrn2",
     ):
         assert rank == access.rank(n, d)
         assert residual == pytest.approx(access.one_hot_residual(n, d), abs=1e-8)

@@ -23,6 +23,7 @@ from recall_lab.mixer.feature_map import Hedgehog, dpfp, taylor
 from recall_lab.mixer.gated_delta import GatedDelta
 from recall_lab.mixer.gated_linear import GatedLinear
 from recall_lab.mixer.gla import GLA
+from recall_lab.mixer.hgrn2 import HGRN2
 from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.log_linear import LogLinear
@@ -52,6 +53,10 @@ def through(kind: type[Mixer], gates: Callable[[Arrays], Arrays] = lambda x: {},
         return bhtd(o), {"ht": state["S"]} if "S" in state else {}
 
     return run
+
+
+def hgrn2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    return through(HGRN2, lambda x: {"log_decay": bhtd(x["g"])})(x | {"k": 1 - x["g"].exp()}, start, form)
 
 
 def normalized(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
@@ -117,6 +122,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "gla": through(GLA, lambda x: {"log_decay": bhtd(x["g"])}),
+    "hgrn2": hgrn2,
     "mamba2_ssd": mamba2,
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),
     "gated_delta_rule": through(GatedDelta, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),

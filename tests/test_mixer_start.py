@@ -115,6 +115,8 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("heavy_hitter", {"budget": 2}, "budget=2: must be a whole number of at least 3"),
         ("based", {"window": -1}, "window=-1: must be a whole number of at least 0"),
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
+        ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
+        ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
     ],
 )
 def test_impossible_options_are_refused(name, options, message):
@@ -133,6 +135,7 @@ def test_impossible_options_are_refused(name, options, message):
         ("heavy_hitter", {"budget": 3}),
         ("based", {"window": 0}),
         ("log_linear", {"levels": 1}),
+        ("hgrn2", {"lower_bound": 0.999}),
     ],
 )
 def test_options_at_their_limits_are_possible(name, options):

@@ -111,7 +111,7 @@ def test_a_single_pair_is_answered_with_its_value(name):
     assert torch.allclose(trace.o, trace.v, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["gated_linear", "gla", "mamba2", "log_linear"])
+@pytest.mark.parametrize("name", ["gated_linear", "gla", "mamba2", "log_linear", "hgrn2"])
 def test_at_neutral_gates_gated_sums_equal_linear_attention(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}

@@ -14,6 +14,7 @@ FAMILY = {
     "linear": "sum",
     "gated_linear": "sum",
     "gla": "sum",
+    "hgrn2": "sum",
     "mamba2": "sum",
     "log_linear": "sum",
     "delta_rule": "delta",

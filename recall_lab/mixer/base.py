@@ -159,6 +159,11 @@ class Mixer(nn.Module, ABC):
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
         """q, k, v and gates from x (b h t d each), and the short convolution's part of the new state."""
+        q, k, v, carried = self.vectors(x, state)
+        return *self.normalized(q, k), v, self.gates(x), carried
+
+    def vectors(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, State]:
+        """q, k and v as `project` has them, but before they are normalized."""
         qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         carried: State = {}
         if self.conv is not None:
@@ -166,9 +171,13 @@ class Mixer(nn.Module, ABC):
         if self.conv_activation:
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
-        if self.q_length is not None:
-            q, k = self.q_length[:, None, None] * l2_normalize(q), l2_normalize(k)
-        return q, k, v, self.gates(x), carried
+        return q, k, v, carried
+
+    def normalized(self, q: Query, k: Query) -> tuple[Query, Query]:
+        """q and k, each scaled to its length with qk_norm."""
+        if self.q_length is None:
+            return q, k
+        return self.q_length[:, None, None] * l2_normalize(q), l2_normalize(k)
 
     def read_out(self, o: Value, x: Hidden) -> Hidden:
         """The mixer's output y from the mechanism's outputs o: norm, gate, o_proj."""
