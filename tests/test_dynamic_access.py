@@ -32,6 +32,7 @@ def test_rank_and_residual(rng, name):
         "mesa",
         "log_linear",
         "hgrn2",
+        "comba",
     ):
         assert rank == access.rank(n, d)
         assert residual == pytest.approx(access.one_hot_residual(n, d), abs=1e-8)

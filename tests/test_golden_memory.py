@@ -126,6 +126,9 @@ CASES: dict[str, Case] = {
     "mamba2_ssd": mamba2,
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),
     "gated_delta_rule": through(GatedDelta, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
+    "comba": engine(
+        lambda x: Update(x["k"], x["beta"][..., None] * x["v"], x["g"], -x["beta"][..., None] * x["p"], None, True)
+    ),
     "kda": through(KDA, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
     "rwkv7": engine(
         lambda x: Update(x["k"], x["v"], x["w"], -x["kk"], x["kk"] * x["a"], reads_before_decay=True), scaled=False

@@ -22,7 +22,7 @@ def test_projections_have_no_bias_and_lengths_start_at_what_is_neutral(name):
     assert mixer.norm.eps == 1e-5
 
 
-@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa"])
+@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa", "comba"])
 def test_the_projection_of_beta_has_no_bias(name):
     assert build(name).b_proj.bias is None
     assert build(name).b_proj.weight.shape == (2, 16)
@@ -58,6 +58,10 @@ def test_starting_values_of_gates():
     assert torch.equal(rwkv7.xi, torch.full((8,), 0.71))
     assert torch.equal(rwkv7.alpha, torch.full((8,), 1.02))
     assert mamba2.D.tolist() == [1, 1]
+    comba = build("comba")
+    assert torch.sigmoid(comba.b).tolist() == pytest.approx([0.7310586] * 2)
+    assert comba.D.tolist() == [1, 1]
+    assert build("comba", correction=0.02).D.tolist() == pytest.approx([0.02] * 2)
     assert build("softmax", learned_sink=True).sink_bias.tolist() == [0, 0]
     level = build("log_linear", levels=3).level_proj.bias
     torch.testing.assert_close(F.softplus(level), torch.ones(6), rtol=0, atol=1e-4)
@@ -116,6 +120,7 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("based", {"window": -1}, "window=-1: must be a whole number of at least 0"),
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
         ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
+        ("comba", {"correction": True}, "correction=True: must be a number"),
         ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
     ],
 )

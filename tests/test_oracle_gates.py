@@ -112,7 +112,7 @@ def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
     if getattr(mixer, "positions", "none") != "none":
         pytest.skip("its answers depend on positions; the oracle refuses it")
     kept = _weight_kept(mixer, _neutral(mixer, {}), 8)
-    replaced = name.split("/")[0] in ("delta_rule", "gated_delta", "kda", "rwkv7")
+    replaced = name.split("/")[0] in ("delta_rule", "gated_delta", "kda", "rwkv7", "comba")
     assert kept == pytest.approx(0 if replaced else 1, abs=1e-4)
 
 

@@ -22,6 +22,33 @@ def test_hgrn2_writes_by_as_much_as_it_forgets(bound):
     assert bound < least < 1 - 0.5 * (1 - bound)
 
 
+def test_comba_corrects_the_query_before_it_is_normalized():
+    """q − D b k of the convolved projections, scaled to its learned length; keys have unit length."""
+    mixer = build("comba", d_key=4).double()
+    with torch.no_grad():
+        mixer.D.copy_(torch.tensor([0.5, -2.0]))
+        mixer.b.copy_(torch.tensor([0.0, 3.0]))
+    x = draw(mixer, 30)
+    q, k, v, gates, _ = mixer.project(x)
+    queries, keys, values, _ = mixer.vectors(x)
+    factor = torch.tensor([0.5 * 0.5, -2 * 0.9525741268224334], dtype=torch.float64)[:, None, None]
+    assert close(q, 4 * F.normalize(queries - factor * keys, dim=-1))
+    assert close(k, F.normalize(keys, dim=-1))
+    assert torch.equal(v, values)
+    assert close(gates["feedback"][0, :, 7], torch.tensor([0.5, 0.9525741268224334], dtype=torch.float64))
+
+
+def test_comba_without_decay_or_at_full_feedback_is_a_delta_rule():
+    """S − β k (Sᵀ b k)ᵀ + β k vᵀ: at g = 0 and b = 1 the delta rule, at b = e^{g} the gated delta rule."""
+    comba, gated = (build(name, short_conv=0).double() for name in ("comba", "gated_delta"))
+    q, k, v, gates, _ = gated.project(draw(gated, 50))
+    gates["log_decay"] = -0.3 * torch.rand(2, 2, 50, generator=torch.Generator().manual_seed(0)).double()
+    expected, state = gated.parallel(q, k, v, gates)
+    o, after = comba.parallel(q, k, v, gates | {"feedback": gates["log_decay"].exp()})
+    assert close(o, expected)
+    assert close(after["S"], state["S"])
+
+
 def test_hgrn2_forgets_and_writes_without_overflow():
     """Forget gates at 0 and 1 to rounding, where their logarithm and complement need their own formulas."""
     mixer = build("hgrn2", short_conv=0, heads=1).double()
