@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from probes import LINEAR_IN_V, mixer, traced, value
+from mixers import LINEAR_IN_V
+from probes import mixer, traced, value
 
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.softmax import Softmax

@@ -21,6 +21,7 @@ from recall_lab.mixer.decay import MambaDecay
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.feature_map import Hedgehog, dpfp, taylor
 from recall_lab.mixer.gated_delta import GatedDelta
+from recall_lab.mixer.gated_delta_product import GatedDeltaProduct
 from recall_lab.mixer.gated_linear import GatedLinear
 from recall_lab.mixer.gla import GLA
 from recall_lab.mixer.hgrn2 import HGRN2
@@ -65,6 +66,15 @@ def normalized(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arra
     before = None if start is None else {"S": torch.cat([start["ht"], start["ht_z"].transpose(1, 2).mT], dim=-1)}
     o, state = getattr(mixer, form)(q, k, v, {}, before)
     return bhtd(o), {"ht": state["S"][..., :-1], "ht_z": state["S"][..., -1][:, None]}
+
+
+def gated_delta_product(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """The golden keys, values and rates have n = 2 positions per token."""
+    k, v, beta = (bhtd(x[name]).unflatten(2, (-1, 2)) for name in ("k", "v", "beta"))  # b h t n d, b h t n
+    more = {"more_k": k[:, :, :, 1:], "more_v": v[:, :, :, 1:], "more_beta": beta[..., 1:]}
+    gates = more | {"log_decay": bhtd(x["g"]), "beta": beta[..., 0]}
+    first = {"k": bhtd(k[:, :, :, 0]), "v": bhtd(v[:, :, :, 0])}
+    return through(GatedDeltaProduct, lambda x: gates)(x | first, start, form)
 
 
 def mamba2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
@@ -125,6 +135,7 @@ CASES: dict[str, Case] = {
     "hgrn2": hgrn2,
     "mamba2_ssd": mamba2,
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),
+    "gated_delta_product": gated_delta_product,
     "gated_delta_rule": through(GatedDelta, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
     "comba": engine(
         lambda x: Update(x["k"], x["beta"][..., None] * x["v"], x["g"], -x["beta"][..., None] * x["p"], None, True)

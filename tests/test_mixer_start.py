@@ -14,7 +14,9 @@ from recall_lab.mixer.short_conv import ShortConv
 def test_projections_have_no_bias_and_lengths_start_at_what_is_neutral(name):
     mixer = build(name, d_key=4, d_value=6, qk_norm=True, output_gate=True, output_norm=True)
     shapes = {part: tuple(getattr(mixer, f"{part}_proj").weight.shape) for part in "qkvog"}
-    assert shapes == {"q": (8, 16), "k": (8, 16), "v": (12, 16), "o": (16, 12), "g": (12, 16)}
+    n = mixer.pairs
+    assert n == (2 if name == "gated_delta_product" else 1)
+    assert shapes == {"q": (8, 16), "k": (n * 8, 16), "v": (n * 12, 16), "o": (16, 12), "g": (12, 16)}
     assert all(getattr(mixer, f"{part}_proj").bias is None for part in "qkvog")
     length = 2.0 if name == "mesa" else 4.0  # a query is divided by √d_key = 2, except in mesa
     assert mixer.q_length.tolist() == [length, length]
@@ -22,10 +24,10 @@ def test_projections_have_no_bias_and_lengths_start_at_what_is_neutral(name):
     assert mixer.norm.eps == 1e-5
 
 
-@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa", "comba"])
+@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa", "comba", "gated_delta_product"])
 def test_the_projection_of_beta_has_no_bias(name):
     assert build(name).b_proj.bias is None
-    assert build(name).b_proj.weight.shape == (2, 16)
+    assert build(name).b_proj.weight.shape == (2 * build(name).pairs, 16)
 
 
 def test_mamba_decay_starts_at_the_published_values():
@@ -120,6 +122,7 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("based", {"window": -1}, "window=-1: must be a whole number of at least 0"),
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
         ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
+        ("gated_delta_product", {"householders": 0}, "householders=0: must be a whole number of at least 1"),
         ("comba", {"correction": True}, "correction=True: must be a number"),
         ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
     ],
@@ -158,7 +161,8 @@ def test_learned_gates_have_a_projection_and_fixed_ones_have_none():
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("delta_rule", "allow_neg_eigval"), ("gated_delta", "allow_neg_eigval"), ("linear", "normalizer"),
+    [("delta_rule", "allow_neg_eigval"), ("gated_delta", "allow_neg_eigval"),
+     ("gated_delta_product", "allow_neg_eigval"), ("gated_delta_product", "gated"), ("linear", "normalizer"),
      ("softmax", "learned_sink")]
 )  # fmt: skip
 def test_one_is_no_flag(name, option):

@@ -25,7 +25,7 @@ MECHANISMS = [name for name in FILES if name != "hybrid"]
 VECTOR_STATES = {"rnn", "lstm"}
 UNMAPPED = {
     "linear", "gated_linear", "gla", "mamba2", "delta_rule", "gated_delta", "kda", "rwkv7", "mesa", "log_linear",
-    "hgrn2", "comba",
+    "hgrn2", "comba", "gated_delta_product",
 }  # fmt: skip
 
 
@@ -63,8 +63,8 @@ def test_every_declared_name_exists(name):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_gate_options_have_no_effect_on_gates_given_as_numbers(name):
     mixer = build(name)
-    others = {"allow_neg_eigval": not getattr(mixer, "allow_neg_eigval", False), "levels": 3}
-    others |= {"lower_bound": 0.5, "correction": 0.5}
+    others = {"levels": 3, "lower_bound": 0.5, "correction": 0.5, "householders": 3}
+    others["allow_neg_eigval"] = not getattr(mixer, "allow_neg_eigval", False)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 1, 40, 16, generator=generator) for _ in range(3))
     k = k / k.norm(dim=-1, keepdim=True)

@@ -118,7 +118,7 @@ def test_at_neutral_gates_gated_sums_equal_linear_attention(name):
     assert torch.allclose(draw(make, **fields).o, draw(Linear, **fields).o, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gated_delta", "kda", "comba"])
+@pytest.mark.parametrize("name", ["gated_delta", "kda", "comba", "gated_delta_product"])
 def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import CONF, config
 from hydra.utils import instantiate
+from mixers import LINEAR_IN_V
 from torch import nn
 
 from recall_lab.mixer.base import Mixer
@@ -106,7 +107,7 @@ def test_every_configured_mechanism_passes_or_is_refused_by_its_option(name):
         assert draw(make(name)).o.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name not in ("rnn", "lstm")])
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name.partition("/")[0] in LINEAR_IN_V])
 def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
     mixer = Oracle(**SIZES).mixer(make(name))
     if getattr(mixer, "positions", "none") != "none":

@@ -12,7 +12,7 @@ def test_hgrn2_writes_by_as_much_as_it_forgets(bound):
     mixer = build("hgrn2", lower_bound=bound).double()
     x = draw(mixer, 30)
     q, k, v, gates, _ = mixer.project(x)
-    queries, keys, values, _ = mixer.vectors(x)
+    queries, keys, values, _, _ = mixer.vectors(x)
     assert close(gates["log_decay"].exp(), bound + (1 - bound) * torch.sigmoid(keys))
     assert close(k, 1 - gates["log_decay"].exp())
     assert close(q, F.silu(queries))
@@ -30,7 +30,7 @@ def test_comba_corrects_the_query_before_it_is_normalized():
         mixer.b.copy_(torch.tensor([0.0, 3.0]))
     x = draw(mixer, 30)
     q, k, v, gates, _ = mixer.project(x)
-    queries, keys, values, _ = mixer.vectors(x)
+    queries, keys, values, _, _ = mixer.vectors(x)
     factor = torch.tensor([0.5 * 0.5, -2 * 0.9525741268224334], dtype=torch.float64)[:, None, None]
     assert close(q, 4 * F.normalize(queries - factor * keys, dim=-1))
     assert close(k, F.normalize(keys, dim=-1))

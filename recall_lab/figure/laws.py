@@ -21,6 +21,7 @@ FAMILY = {
     "gated_delta": "delta",
     "kda": "delta",
     "comba": "delta",
+    "gated_delta_product": "delta",
     "rwkv7": "delta",
     "mesa": "least squares",
     "window": "budget",

@@ -49,7 +49,7 @@ class Comba(MatrixMemory):
         return {"log_decay": self.decay(x)[0], "beta": beta, "feedback": torch.sigmoid(self.b)[:, None].expand_as(beta)}
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
-        q, k, v, carried = self.vectors(x, state)
+        q, k, v, _, carried = self.vectors(x, state)
         gates = self.gates(x)
         corrected = q - self.D[:, None, None] * gates["feedback"][..., None] * k
         return *self.normalized(corrected, k), v, gates, carried

@@ -41,7 +41,7 @@ class HGRN2(MatrixMemory):
         return self.project(x)[3]
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
-        q, f, v, carried = self.vectors(x, state)
+        q, f, v, _, carried = self.vectors(x, state)
         keep = self.lower_bound
         g = torch.log(keep + (1 - keep) * torch.sigmoid(f)) if keep else F.logsigmoid(f)
         k = (1 - keep) * torch.sigmoid(-f)  # 1 − f, without loss of precision near f = 1
