@@ -21,6 +21,7 @@ OPTIONS: dict[str, list[dict]] = {
     "gated_linear": [{"decay": "retention", "write": 0.5}, {"decay": 0.9, "write": 1}, {"decay": 1}],
     "delta_rule": [{"allow_neg_eigval": True}],
     "gated_delta_product": [{"householders": 1}, {"householders": 3, "gated": False}],
+    "gsa": [{"slots": 5}],
     "hgrn2": [{"lower_bound": 0.9}],
     "gated_delta": [{"allow_neg_eigval": True}],
     "based": [{"window": 5}],

@@ -24,6 +24,7 @@ from recall_lab.mixer.gated_delta import GatedDelta
 from recall_lab.mixer.gated_delta_product import GatedDeltaProduct
 from recall_lab.mixer.gated_linear import GatedLinear
 from recall_lab.mixer.gla import GLA
+from recall_lab.mixer.gsa import GSA
 from recall_lab.mixer.hgrn2 import HGRN2
 from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
@@ -88,6 +89,15 @@ def mamba2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     return bhtd(o), {"ht": state["S"]}
 
 
+def gsa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """The golden logits are divided by √d_key."""
+    q, k, v, s, g = (bhtd(x[name]) for name in ("q", "k", "v", "s", "g"))
+    mixer = GSA(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1], slots=s.shape[-1])
+    before = None if start is None else {"K": start["ht_k"], "V": start["ht_v"]}
+    o, state = getattr(mixer, form)(q * q.shape[-1] ** -0.5, k, v, {"log_decay": g, "write": s}, before)
+    return bhtd(o), {"ht_k": state["K"], "ht_v": state["V"]}
+
+
 def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     q, k, v = (bhtd(x[name]) for name in "qkv")
     mixer = Mesa(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1])
@@ -132,6 +142,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "gla": through(GLA, lambda x: {"log_decay": bhtd(x["g"])}),
+    "gsa": gsa,
     "hgrn2": hgrn2,
     "mamba2_ssd": mamba2,
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),

@@ -60,6 +60,12 @@ def test_starting_values_of_gates():
     assert torch.equal(rwkv7.xi, torch.full((8,), 0.71))
     assert torch.equal(rwkv7.alpha, torch.full((8,), 1.02))
     assert mamba2.D.tolist() == [1, 1]
+    gsa = build("gsa", d_key=4)
+    assert gsa.f_proj.weight.shape == (8, 16)
+    assert gsa.f_proj.bias is None
+    torch.testing.assert_close(
+        gsa.gates(torch.zeros(1, 1, 16))["log_decay"].exp(), torch.full((1, 2, 1, 4), 0.5**0.125)
+    )
     comba = build("comba")
     assert torch.sigmoid(comba.b).tolist() == pytest.approx([0.7310586] * 2)
     assert comba.D.tolist() == [1, 1]
@@ -123,6 +129,7 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
         ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
         ("gated_delta_product", {"householders": 0}, "householders=0: must be a whole number of at least 1"),
+        ("gsa", {"slots": 0}, "slots=0: must be a whole number of at least 1"),
         ("comba", {"correction": True}, "correction=True: must be a number"),
         ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
     ],
