@@ -24,6 +24,7 @@ OPTIONS: dict[str, list[dict]] = {
     "gsa": [{"slots": 5}],
     "hgrn2": [{"lower_bound": 0.9}],
     "gated_delta": [{"allow_neg_eigval": True}],
+    "ttt_linear": [{"mini_batch": 1}, {"mini_batch": 7}],
     "based": [{"window": 5}],
     "log_linear": [{"levels": 3}],
     "top_k": [{"budget": 8, "kept": 16}],

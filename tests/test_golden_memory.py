@@ -14,7 +14,7 @@ from conftest import GOLDEN, golden, ratio
 from torch import Tensor
 from torch.func import functional_call
 
-from recall_lab.mixer import matrix_memory
+from recall_lab.mixer import inner_descent, matrix_memory
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.based import Based
 from recall_lab.mixer.decay import MambaDecay
@@ -107,6 +107,22 @@ def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     return bhtd(o), {"ht_kk": state["H"], "ht_kv": state["S"]}
 
 
+def ttt_linear(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """There the residual is that of z, the rate eta is one of the reading position, and mini-batches have 6 tokens."""
+    q, k, v, eta = (bhtd(x[name]) for name in ("q", "k", "v", "eta"))
+    q, share, rate = q * q.shape[-1] ** -0.5, eta[..., 0], torch.ones_like(eta[..., 0])
+    norm = inner_descent.Norm(x["w"][:, None], x["b"][:, None])
+    before = {"ht": q.new_zeros(2, 2, 16, 16), "ht_b": q.new_zeros(2, 2, 1, 16)} if start is None else start
+    state, z = inner_descent.empty(before["ht"], before["ht_b"]), []
+    every = [slice(None)] if form == "parallel" else [slice(t, t + 1) for t in range(q.shape[2])]
+    for here in every:
+        run = inner_descent.mini_batches if form == "parallel" else inner_descent.step
+        part, state = run(*(y[:, :, here] for y in (q, k, v, rate, share)), norm, state, 6)
+        z.append(part)
+    read = torch.cat(z, dim=2)
+    return bhtd(read + inner_descent.layer_norm(read, norm)), {"ht": state["W"], "ht_b": state["c"]}
+
+
 def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
     """The function of the engine itself, for updates that no mechanism of recall_lab makes."""
 
@@ -158,6 +174,7 @@ CASES: dict[str, Case] = {
     "dplr": engine(lambda x: Update(x["k"], x["v"], x["g"], x["a"], x["b"], reads_before_decay=True)),
     "iplr": engine(lambda x: Update(x["k"], x["v"], None, x["a"], x["b"])),
     "mesa_net": mesa,
+    "ttt_linear": ttt_linear,
     "based": through(Based, window=0),
     "log_linear_attn": through(LogLinear, lambda x: {"log_decay": bhtd(x["g"]), "level": bhtd(x["level_scales"])}),
 }

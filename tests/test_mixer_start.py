@@ -12,15 +12,16 @@ from recall_lab.mixer.short_conv import ShortConv
 
 @every_mechanism
 def test_projections_have_no_bias_and_lengths_start_at_what_is_neutral(name):
-    mixer = build(name, d_key=4, d_value=6, qk_norm=True, output_gate=True, output_norm=True)
+    d_value = 4 if name == "ttt_linear" else 6  # its values are as wide as its keys
+    mixer = build(name, d_key=4, d_value=d_value, qk_norm=True, output_gate=True, output_norm=True)
     shapes = {part: tuple(getattr(mixer, f"{part}_proj").weight.shape) for part in "qkvog"}
-    n = mixer.pairs
+    n, v = mixer.pairs, 2 * d_value
     assert n == (2 if name == "gated_delta_product" else 1)
-    assert shapes == {"q": (8, 16), "k": (n * 8, 16), "v": (n * 12, 16), "o": (16, 12), "g": (12, 16)}
+    assert shapes == {"q": (8, 16), "k": (n * 8, 16), "v": (n * v, 16), "o": (16, v), "g": (v, 16)}
     assert all(getattr(mixer, f"{part}_proj").bias is None for part in "qkvog")
     length = 2.0 if name == "mesa" else 4.0  # a query is divided by √d_key = 2, except in mesa
     assert mixer.q_length.tolist() == [length, length]
-    assert mixer.norm.weight.shape == (6,)
+    assert mixer.norm.weight.shape == (d_value,)
     assert mixer.norm.eps == 1e-5
 
 
@@ -129,6 +130,8 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
         ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
         ("gated_delta_product", {"householders": 0}, "householders=0: must be a whole number of at least 1"),
+        ("ttt_linear", {"mini_batch": 0}, "mini_batch=0: must be a whole number of at least 1"),
+        ("ttt_linear", {"d_key": 4}, "d_value=8: must equal d_key=4 in ttt_linear"),
         ("gsa", {"slots": 0}, "slots=0: must be a whole number of at least 1"),
         ("comba", {"correction": True}, "correction=True: must be a number"),
         ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
