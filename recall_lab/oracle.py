@@ -19,6 +19,7 @@ from recall_lab.checks import choice, flag, number, require, whole_number
 from recall_lab.mixer.base import Mixer, Trace
 from recall_lab.mixer.feature_map import FIXED
 from recall_lab.mixer.neutral import neutral_fault, number_gates
+from recall_lab.shapes import Gates
 
 MAPPED = ("relu", "elu+1", "softplus")
 """Feature maps that can be applied to the keys."""
@@ -151,10 +152,9 @@ class Oracle:
         key[..., 0] = 1
         hidden = key.new_zeros(1, 1, mixer.d_model)
         gates = number_gates(mixer, hidden, _neutral(mixer, {}))
-        if mixer.linear_in_v:
-            once, twice = (float(mixer.effective_attention(scale * key, key, gates)) for scale in (1, 2))
-            if once > 0 and abs(twice - 2 * once) < 1e-4 * once:
-                return 1 / once
+        once, twice = (_weight(mixer, scale * key, key, gates) for scale in (1, 2))
+        if once > 0 and abs(twice - 2 * once) < 1e-4 * once:
+            return 1 / once
         sharpness = self.d_key**0.5 if self.sharpness is None else self.sharpness
         return float(sharpness * self.d_key**0.5)
 
@@ -200,6 +200,15 @@ class Oracle:
             if (after > position).all():
                 return source
             source = np.where(after <= position, after, source)
+
+
+def _weight(mixer: Mixer, q: Tensor, k: Tensor, gates: Gates) -> float:
+    """The weight of the only pair in the answer to a query; q and k are 1 1 1 k."""
+    if mixer.linear_in_v:
+        return float(mixer.effective_attention(q, k, gates))
+    v = k.new_zeros(1, 1, 1, mixer.d_value)
+    v[..., 0] = 1
+    return float(mixer.parallel(q, k, v, gates)[0][..., 0])
 
 
 def ineffective_options(mixer_class: type[Mixer]) -> dict[str, str]:

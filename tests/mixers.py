@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 import torch
 from conftest import CONF, config, names
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from recall_lab.contract.mixer import relative_error
@@ -20,7 +21,11 @@ OPTIONS: dict[str, list[dict]] = {
     ],
     "gated_linear": [{"decay": "retention", "write": 0.5}, {"decay": 0.9, "write": 1}, {"decay": 1}],
     "delta_rule": [{"allow_neg_eigval": True}],
+    "gated_delta_product": [{"householders": 1}, {"householders": 3, "gated": False}],
+    "gsa": [{"slots": 5}],
+    "hgrn2": [{"lower_bound": 0.9}],
     "gated_delta": [{"allow_neg_eigval": True}],
+    "ttt_linear": [{"mini_batch": 1}, {"mini_batch": 7}],
     "based": [{"window": 5}],
     "log_linear": [{"levels": 3}],
     "top_k": [{"budget": 8, "kept": 16}],
@@ -34,6 +39,11 @@ OPTIONS: dict[str, list[dict]] = {
 """Options with which a mechanism is tested in addition to its defaults."""
 
 MECHANISMS = [name for name in names("mixer") if "_base@" in (CONF / "mixer" / f"{name}.yaml").read_text()]
+LINEAR_IN_V = [
+    name
+    for name in MECHANISMS
+    if get_class(OmegaConf.load(CONF / "mixer" / f"{name}.yaml")["_target_"]).linear_in_v  # type: ignore[attr-defined]
+]
 POSITIONED = [name for name in MECHANISMS if "/cache_base@" in (CONF / "mixer" / f"{name}.yaml").read_text()]
 """The mechanisms whose positions are an option."""
 for _name in POSITIONED:

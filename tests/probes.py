@@ -4,16 +4,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import config, names
+from conftest import config
 from hydra.utils import instantiate
 
 from recall_lab.mixer.base import Mixer, Trace
 from recall_lab.mixer.linear import Linear
 from recall_lab.oracle import Oracle
 from recall_lab.results import Row
-
-MIXERS = [name for name in names("mixer") if name != "hybrid"]
-LINEAR_IN_V = [name for name in MIXERS if name not in ("rnn", "lstm")]
 
 
 def traced(make: Any = Linear, seed: int = 0, **fields: Any) -> Trace:

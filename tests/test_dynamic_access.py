@@ -5,7 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from probes import LINEAR_IN_V, mixer, traced, value
+from mixers import LINEAR_IN_V
+from probes import mixer, traced, value
 
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.paged import Paged
@@ -34,6 +35,8 @@ def test_rank_and_residual(rng, name):
         "rwkv7",
         "mesa",
         "log_linear",
+        "hgrn2",
+        "comba",
     ):
         assert rank == access.rank(n, d)
         assert residual == pytest.approx(access.one_hot_residual(n, d), abs=1e-8)

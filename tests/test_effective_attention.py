@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import config
-from probes import LINEAR_IN_V, traced, value
+from mixers import LINEAR_IN_V
+from probes import traced, value
 
 from recall_lab.mixer.base import Trace
 from recall_lab.mixer.delta_rule import DeltaRule

@@ -14,15 +14,18 @@ from conftest import GOLDEN, golden, ratio
 from torch import Tensor
 from torch.func import functional_call
 
-from recall_lab.mixer import matrix_memory
+from recall_lab.mixer import inner_descent, matrix_memory
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.based import Based
 from recall_lab.mixer.decay import MambaDecay
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.feature_map import Hedgehog, dpfp, taylor
 from recall_lab.mixer.gated_delta import GatedDelta
+from recall_lab.mixer.gated_delta_product import GatedDeltaProduct
 from recall_lab.mixer.gated_linear import GatedLinear
 from recall_lab.mixer.gla import GLA
+from recall_lab.mixer.gsa import GSA
+from recall_lab.mixer.hgrn2 import HGRN2
 from recall_lab.mixer.kda import KDA
 from recall_lab.mixer.linear import Linear
 from recall_lab.mixer.log_linear import LogLinear
@@ -54,12 +57,25 @@ def through(kind: type[Mixer], gates: Callable[[Arrays], Arrays] = lambda x: {},
     return run
 
 
+def hgrn2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    return through(HGRN2, lambda x: {"log_decay": bhtd(x["g"])})(x | {"k": 1 - x["g"].exp()}, start, form)
+
+
 def normalized(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     q, k, v = (bhtd(x[name]) for name in "qkv")
     mixer = Linear(d_model=32, heads=2, short_conv=0, feature_map="relu", normalizer=True)
     before = None if start is None else {"S": torch.cat([start["ht"], start["ht_z"].transpose(1, 2).mT], dim=-1)}
     o, state = getattr(mixer, form)(q, k, v, {}, before)
     return bhtd(o), {"ht": state["S"][..., :-1], "ht_z": state["S"][..., -1][:, None]}
+
+
+def gated_delta_product(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """The golden keys, values and rates have n = 2 positions per token."""
+    k, v, beta = (bhtd(x[name]).unflatten(2, (-1, 2)) for name in ("k", "v", "beta"))  # b h t n d, b h t n
+    more = {"more_k": k[:, :, :, 1:], "more_v": v[:, :, :, 1:], "more_beta": beta[..., 1:]}
+    gates = more | {"log_decay": bhtd(x["g"]), "beta": beta[..., 0]}
+    first = {"k": bhtd(k[:, :, :, 0]), "v": bhtd(v[:, :, :, 0])}
+    return through(GatedDeltaProduct, lambda x: gates)(x | first, start, form)
 
 
 def mamba2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
@@ -73,6 +89,15 @@ def mamba2(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     return bhtd(o), {"ht": state["S"]}
 
 
+def gsa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """The golden logits are divided by √d_key."""
+    q, k, v, s, g = (bhtd(x[name]) for name in ("q", "k", "v", "s", "g"))
+    mixer = GSA(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1], slots=s.shape[-1])
+    before = None if start is None else {"K": start["ht_k"], "V": start["ht_v"]}
+    o, state = getattr(mixer, form)(q * q.shape[-1] ** -0.5, k, v, {"log_decay": g, "write": s}, before)
+    return bhtd(o), {"ht_k": state["K"], "ht_v": state["V"]}
+
+
 def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     q, k, v = (bhtd(x[name]) for name in "qkv")
     mixer = Mesa(d_model=2, heads=q.shape[1], d_key=q.shape[-1], d_value=v.shape[-1])
@@ -80,6 +105,22 @@ def mesa(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
     before = None if start is None else {"H": start["ht_kk"], "S": start["ht_kv"]}
     o, state = getattr(mixer, form)(q, k, v, gates, before)
     return bhtd(o), {"ht_kk": state["H"], "ht_kv": state["S"]}
+
+
+def ttt_linear(x: Arrays, start: Arrays | None, form: str) -> tuple[Tensor, Arrays]:
+    """There the residual is that of z, the rate eta is one of the reading position, and mini-batches have 6 tokens."""
+    q, k, v, eta = (bhtd(x[name]) for name in ("q", "k", "v", "eta"))
+    q, share, rate = q * q.shape[-1] ** -0.5, eta[..., 0], torch.ones_like(eta[..., 0])
+    norm = inner_descent.Norm(x["w"][:, None], x["b"][:, None])
+    before = {"ht": q.new_zeros(2, 2, 16, 16), "ht_b": q.new_zeros(2, 2, 1, 16)} if start is None else start
+    state, z = inner_descent.empty(before["ht"], before["ht_b"]), []
+    every = [slice(None)] if form == "parallel" else [slice(t, t + 1) for t in range(q.shape[2])]
+    for here in every:
+        run = inner_descent.mini_batches if form == "parallel" else inner_descent.step
+        part, state = run(*(y[:, :, here] for y in (q, k, v, rate, share)), norm, state, 6)
+        z.append(part)
+    read = torch.cat(z, dim=2)
+    return bhtd(read + inner_descent.layer_norm(read, norm)), {"ht": state["W"], "ht_b": state["c"]}
 
 
 def engine(update: Callable[[Arrays], Update], scaled: bool = True) -> Case:
@@ -117,9 +158,15 @@ CASES: dict[str, Case] = {
         ),
     ),
     "gla": through(GLA, lambda x: {"log_decay": bhtd(x["g"])}),
+    "gsa": gsa,
+    "hgrn2": hgrn2,
     "mamba2_ssd": mamba2,
     "delta_rule": through(DeltaRule, lambda x: {"beta": bhtd(x["beta"])}),
+    "gated_delta_product": gated_delta_product,
     "gated_delta_rule": through(GatedDelta, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
+    "comba": engine(
+        lambda x: Update(x["k"], x["beta"][..., None] * x["v"], x["g"], -x["beta"][..., None] * x["p"], None, True)
+    ),
     "kda": through(KDA, lambda x: {"log_decay": bhtd(x["g"]), "beta": bhtd(x["beta"])}),
     "rwkv7": engine(
         lambda x: Update(x["k"], x["v"], x["w"], -x["kk"], x["kk"] * x["a"], reads_before_decay=True), scaled=False
@@ -127,6 +174,7 @@ CASES: dict[str, Case] = {
     "dplr": engine(lambda x: Update(x["k"], x["v"], x["g"], x["a"], x["b"], reads_before_decay=True)),
     "iplr": engine(lambda x: Update(x["k"], x["v"], None, x["a"], x["b"])),
     "mesa_net": mesa,
+    "ttt_linear": ttt_linear,
     "based": through(Based, window=0),
     "log_linear_attn": through(LogLinear, lambda x: {"log_decay": bhtd(x["g"]), "level": bhtd(x["level_scales"])}),
 }

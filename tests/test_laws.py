@@ -16,7 +16,7 @@ def law(mixer: str, **settings) -> laws.Law | None:
     )
 
 
-@pytest.mark.parametrize("mixer", ["linear", "gla", "mamba2", "gated_linear"])
+@pytest.mark.parametrize("mixer", ["linear", "gla", "mamba2", "gated_linear", "hgrn2"])
 def test_sums(mixer):
     found = law(mixer)
     assert found.mean("top1", 16) == pytest.approx(linear_attention.top1(16, 8, 8, 64))

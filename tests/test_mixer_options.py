@@ -42,7 +42,7 @@ def test_every_key_has_an_effect(name):
         elif isinstance(value, int):
             others = [1, 2, value + 1, 4]
         elif isinstance(value, float):
-            others = [value / 2]
+            others = [value / 2, 0.5]
         elif value is None:
             others = [1]
         else:

@@ -12,20 +12,23 @@ from recall_lab.mixer.short_conv import ShortConv
 
 @every_mechanism
 def test_projections_have_no_bias_and_lengths_start_at_what_is_neutral(name):
-    mixer = build(name, d_key=4, d_value=6, qk_norm=True, output_gate=True, output_norm=True)
+    d_value = 4 if name == "ttt_linear" else 6  # its values are as wide as its keys
+    mixer = build(name, d_key=4, d_value=d_value, qk_norm=True, output_gate=True, output_norm=True)
     shapes = {part: tuple(getattr(mixer, f"{part}_proj").weight.shape) for part in "qkvog"}
-    assert shapes == {"q": (8, 16), "k": (8, 16), "v": (12, 16), "o": (16, 12), "g": (12, 16)}
+    n, v = mixer.pairs, 2 * d_value
+    assert n == (2 if name == "gated_delta_product" else 1)
+    assert shapes == {"q": (8, 16), "k": (n * 8, 16), "v": (n * v, 16), "o": (16, v), "g": (v, 16)}
     assert all(getattr(mixer, f"{part}_proj").bias is None for part in "qkvog")
     length = 2.0 if name == "mesa" else 4.0  # a query is divided by √d_key = 2, except in mesa
     assert mixer.q_length.tolist() == [length, length]
-    assert mixer.norm.weight.shape == (6,)
+    assert mixer.norm.weight.shape == (d_value,)
     assert mixer.norm.eps == 1e-5
 
 
-@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa"])
+@pytest.mark.parametrize("name", ["delta_rule", "gated_delta", "kda", "mesa", "comba", "gated_delta_product"])
 def test_the_projection_of_beta_has_no_bias(name):
     assert build(name).b_proj.bias is None
-    assert build(name).b_proj.weight.shape == (2, 16)
+    assert build(name).b_proj.weight.shape == (2 * build(name).pairs, 16)
 
 
 def test_mamba_decay_starts_at_the_published_values():
@@ -58,6 +61,16 @@ def test_starting_values_of_gates():
     assert torch.equal(rwkv7.xi, torch.full((8,), 0.71))
     assert torch.equal(rwkv7.alpha, torch.full((8,), 1.02))
     assert mamba2.D.tolist() == [1, 1]
+    gsa = build("gsa", d_key=4)
+    assert gsa.f_proj.weight.shape == (8, 16)
+    assert gsa.f_proj.bias is None
+    torch.testing.assert_close(
+        gsa.gates(torch.zeros(1, 1, 16))["log_decay"].exp(), torch.full((1, 2, 1, 4), 0.5**0.125)
+    )
+    comba = build("comba")
+    assert torch.sigmoid(comba.b).tolist() == pytest.approx([0.7310586] * 2)
+    assert comba.D.tolist() == [1, 1]
+    assert build("comba", correction=0.02).D.tolist() == pytest.approx([0.02] * 2)
     assert build("softmax", learned_sink=True).sink_bias.tolist() == [0, 0]
     level = build("log_linear", levels=3).level_proj.bias
     torch.testing.assert_close(F.softplus(level), torch.ones(6), rtol=0, atol=1e-4)
@@ -115,6 +128,13 @@ def test_a_convolution_starts_uniform_and_hedgehog_as_the_identity():
         ("heavy_hitter", {"budget": 2}, "budget=2: must be a whole number of at least 3"),
         ("based", {"window": -1}, "window=-1: must be a whole number of at least 0"),
         ("log_linear", {"levels": 0}, "levels=0: must be a whole number of at least 1"),
+        ("hgrn2", {"lower_bound": -0.1}, "lower_bound=-0.1: must be a number of at least 0"),
+        ("gated_delta_product", {"householders": 0}, "householders=0: must be a whole number of at least 1"),
+        ("ttt_linear", {"mini_batch": 0}, "mini_batch=0: must be a whole number of at least 1"),
+        ("ttt_linear", {"d_key": 4}, "d_value=8: must equal d_key=4 in ttt_linear"),
+        ("gsa", {"slots": 0}, "slots=0: must be a whole number of at least 1"),
+        ("comba", {"correction": True}, "correction=True: must be a number"),
+        ("hgrn2", {"lower_bound": 1}, "lower_bound=1: must be below 1"),
     ],
 )
 def test_impossible_options_are_refused(name, options, message):
@@ -133,6 +153,7 @@ def test_impossible_options_are_refused(name, options, message):
         ("heavy_hitter", {"budget": 3}),
         ("based", {"window": 0}),
         ("log_linear", {"levels": 1}),
+        ("hgrn2", {"lower_bound": 0.999}),
     ],
 )
 def test_options_at_their_limits_are_possible(name, options):
@@ -150,7 +171,8 @@ def test_learned_gates_have_a_projection_and_fixed_ones_have_none():
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [("delta_rule", "allow_neg_eigval"), ("gated_delta", "allow_neg_eigval"), ("linear", "normalizer"),
+    [("delta_rule", "allow_neg_eigval"), ("gated_delta", "allow_neg_eigval"),
+     ("gated_delta_product", "allow_neg_eigval"), ("gated_delta_product", "gated"), ("linear", "normalizer"),
      ("softmax", "learned_sink")]
 )  # fmt: skip
 def test_one_is_no_flag(name, option):

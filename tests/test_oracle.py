@@ -104,7 +104,7 @@ def test_softmax_logits():
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in names("mixer") if n not in ("hybrid", "rnn", "lstm", "stickbreaking_attn")]
+    "name", [n for n in names("mixer") if n not in ("hybrid", "rnn", "lstm", "ttt_linear", "stickbreaking_attn")]
 )
 def test_a_single_pair_is_answered_with_its_value(name):
     """At neutral gates, independently of the scale that the mechanism itself applies."""
@@ -113,14 +113,14 @@ def test_a_single_pair_is_answered_with_its_value(name):
     assert torch.allclose(trace.o, trace.v, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["gated_linear", "gla", "mamba2", "log_linear"])
+@pytest.mark.parametrize("name", ["gated_linear", "gla", "mamba2", "log_linear", "hgrn2"])
 def test_at_neutral_gates_gated_sums_equal_linear_attention(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}
     assert torch.allclose(draw(make, **fields).o, draw(Linear, **fields).o, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gated_delta", "kda"])
+@pytest.mark.parametrize("name", ["gated_delta", "kda", "comba", "gated_delta_product"])
 def test_at_neutral_gates_gated_deltas_equal_the_delta_rule(name):
     make = hydra.utils.instantiate(config(f"mixer={name}").mixer)
     fields = {"pairs": 24, "d_key": 8, "reads": 48}

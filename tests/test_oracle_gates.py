@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from conftest import CONF, config
 from hydra.utils import instantiate
+from mixers import LINEAR_IN_V
 from torch import nn
 
 from recall_lab.mixer.base import Mixer
@@ -107,13 +108,15 @@ def test_every_configured_mechanism_passes_or_is_refused_by_its_option(name):
         assert draw(make(name)).o.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name not in ("rnn", "lstm", "stickbreaking_attn")])
+@pytest.mark.parametrize(
+    "name", [n for n in MECHANISMS if n.partition("/")[0] in LINEAR_IN_V and n != "stickbreaking_attn"]
+)
 def test_at_neutral_gates_a_second_write_adds_or_replaces(name):
     mixer = Oracle(**SIZES).mixer(make(name))
     if getattr(mixer, "positions", "none") != "none":
         pytest.skip("its answers depend on positions; the oracle refuses it")
     kept = weight_kept(mixer, _neutral(mixer, {}), 8)
-    replaced = name.split("/")[0] in ("delta_rule", "gated_delta", "kda", "rwkv7")
+    replaced = name.split("/")[0] in ("delta_rule", "gated_delta", "kda", "rwkv7", "comba")
     assert kept == pytest.approx(0 if replaced else 1, abs=1e-4)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from conftest import config, names
 from hydra.utils import instantiate
-from probes import LINEAR_IN_V, mixer, traced, value
+from mixers import LINEAR_IN_V
+from probes import mixer, traced, value
 
 from recall_lab.mixer.base import Trace
 from recall_lab.mixer.delta_rule import DeltaRule

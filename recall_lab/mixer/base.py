@@ -95,13 +95,18 @@ class Mixer(nn.Module, ABC):
             flag(name, getattr(self, name))
         keys, values = self.heads * self.d_key, self.heads * self.d_value
         self.q_proj = nn.Linear(self.d_model, keys, bias=False)
-        self.k_proj = nn.Linear(self.d_model, keys, bias=False)
-        self.v_proj = nn.Linear(self.d_model, values, bias=False)
+        self.k_proj = nn.Linear(self.d_model, self.pairs * keys, bias=False)
+        self.v_proj = nn.Linear(self.d_model, self.pairs * values, bias=False)
         self.o_proj = nn.Linear(values, self.d_model, bias=False)
-        self.conv = ShortConv(2 * keys + values, self.short_conv) if self.short_conv else None
+        self.conv = ShortConv(keys + self.pairs * (keys + values), self.short_conv) if self.short_conv else None
         self.q_length = nn.Parameter(torch.full((self.heads,), float(self.d_key))) if self.qk_norm else None
         self.norm = nn.RMSNorm(self.d_value, eps=1e-5) if self.output_norm else None
         self.g_proj = nn.Linear(self.d_model, values, bias=False) if self.output_gate else None
+
+    @property
+    def pairs(self) -> int:
+        """How many keys and values every token has. More than one is possible on the engine matrix_memory."""
+        return 1
 
     @property
     def fixed_gates(self) -> frozenset[str]:
@@ -163,7 +168,20 @@ class Mixer(nn.Module, ABC):
         return self.parallel(q, k, identity, gates)[0] if t else identity
 
     def project(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
-        """q, k, v and gates from x (b h t d each), and the short convolution's part of the new state."""
+        """q, k, v and gates from x (b h t d each), and the short convolution's part of the new state.
+
+        Keys and values of a token besides the first are among the gates, as more_k and more_v (see `vectors`).
+        """
+        q, k, v, more, carried = self.vectors(x, state)
+        if self.q_length is not None and more:
+            more["more_k"] = l2_normalize(more["more_k"])
+        return *self.normalized(q, k), v, self.gates(x) | more, carried
+
+    def vectors(self, x: Hidden, state: State | None = None) -> tuple[Query, Query, Value, Gates, State]:
+        """What `project` returns before q and k are normalized, and without the mechanism's gates.
+
+        With several pairs per token k and v are the first; more_k and more_v (b h t n−1 d) are the others.
+        """
         qkv = [self.q_proj(x), self.k_proj(x), self.v_proj(x)]
         carried: State = {}
         if self.conv is not None:
@@ -171,9 +189,14 @@ class Mixer(nn.Module, ABC):
         if self.conv_activation:
             qkv = [F.silu(part) for part in qkv]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in qkv)
-        if self.q_length is not None:
-            q, k = self.q_length[:, None, None] * l2_normalize(q), l2_normalize(k)
-        return q, k, v, self.gates(x), carried
+        if self.pairs == 1:
+            return q, k, v, {}, carried
+        k, v = (part.unflatten(-1, (self.pairs, -1)) for part in (k, v))  # b h t n d
+        return q, k[:, :, :, 0], v[:, :, :, 0], {"more_k": k[:, :, :, 1:], "more_v": v[:, :, :, 1:]}, carried
+
+    def normalized(self, q: Query, k: Query) -> tuple[Query, Query]:
+        """q and k, each scaled to its length with qk_norm."""
+        return (q, k) if self.q_length is None else (self.q_length[:, None, None] * l2_normalize(q), l2_normalize(k))
 
     def read_out(self, o: Value, x: Hidden) -> Hidden:
         """The mixer's output y from the mechanism's outputs o: norm, gate, o_proj."""

@@ -219,7 +219,7 @@ def _by_chunk(x: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
 
 
 Form = Callable[[Query, Update, Tensor], tuple[Value, Tensor]]
-"""`step` or `chunked`: queries, update and state → outputs and the last state."""
+"""`step`, `naive` or `chunked`: queries, update and state → outputs and the last state."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -232,7 +232,11 @@ class MatrixMemory(Mixer):
 
     @abstractmethod
     def update(self, k: Query, v: Value, gates: Gates) -> Update:
-        """What is decayed, erased and written at every position."""
+        """What is decayed, erased and written at every position.
+
+        Where a token has n pairs, its position becomes n positions, in order: k and v are b h (t n) d, and gates other
+        than more_k and more_v are still those of the tokens.
+        """
 
     def query(self, q: Query) -> Tensor:
         """The vector that the state is read with (b h t k): by default q / √d_key."""
@@ -247,14 +251,28 @@ class MatrixMemory(Mixer):
         return self._run(chunked, q, k, v, gates, state)
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        return self._run(step, q, k, v, gates, state)
+        return self._run(naive if "more_k" in gates else step, q, k, v, gates, state)
 
     def _run(self, form: Form, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
         with without_autocast(q):
             gates = {name: full_precision(gate) for name, gate in gates.items()}
-            wide = full_precision(v)
-            o, S = form(self.query(full_precision(q)), self.update(full_precision(k), wide, gates), state["S"])
+            read, key, wide = self.query(full_precision(q)), full_precision(k), full_precision(v)
+            if "more_k" in gates:
+                o, S = self._run_pairs(form, read, key, wide, gates, state["S"])
+            else:
+                o, S = form(read, self.update(key, wide, gates), state["S"])
             return self.output(o, wide, gates).to(v.dtype), {"S": S}
+
+    def _run_pairs(self, form: Form, read: Query, k: Query, v: Value, gates: Gates, S: Tensor) -> tuple[Value, Tensor]:
+        """With n pairs per token: `form` over n positions per token, of which the last reads the state."""
+        t, n = read.shape[2], 1 + gates["more_k"].shape[3]
+        keys, values = (
+            torch.cat([first[:, :, :, None], gates[more]], dim=3).flatten(2, 3)  # b h (t n) d
+            for first, more in ((k, "more_k"), (v, "more_v"))
+        )
+        reads = F.pad(read[:, :, :, None], (0, 0, n - 1, 0)).flatten(2, 3)  # b h (t n) k
+        o, S = form(reads, self.update(keys, values, gates), S)
+        return o.unflatten(2, (t, n))[:, :, :, -1], S
 
     def empty_state(self, q: Query, v: Value) -> State:
         return {"S": full_precision(v).new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1])}
