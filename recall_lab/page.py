@@ -130,7 +130,8 @@ def pictures(
     wanted: Sequence[str] = ("",),
     prefix: str = "",
 ) -> Iterator[Picture]:
-    """Draws and saves the figures of every task whose names begin with one of `wanted`.
+    """Draws and saves the figures of every task whose names begin with one of `wanted`. A figure whose module sets
+    EVERY_TASK is drawn once, from the rows of all tasks.
 
     folder  where FILE.png, FILE.svg and FILE.pdf are written; it is created
     chosen  the rows of the runs that the report shows, with their training curves
@@ -146,7 +147,8 @@ def pictures(
         if draw is None:  # a module that figures share
             continue
         table = every if getattr(content, "EVERY_RUN", False) else chosen
-        for task, part in table.groupby("task"):
+        together = getattr(content, "EVERY_TASK", False)
+        for task, part in [("all tasks", table)] if together else table.groupby("task"):
             for name, drawing in attempt(failed, f"figure {module.name} of {task}", draw, part):
                 if not name.startswith(tuple(wanted)):
                     continue

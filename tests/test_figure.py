@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from tables import drawn, legend, lines, named, note, numbers, panels, scores
 
-from recall_lab.figure import accuracy_by_factor, retrieval, style, training_curve, updates
+from recall_lab.figure import accuracy_by_factor, retrieval, style, tasks, training_curve, updates
 
 LENGTHS = [{"length": length} for length in (16, 64, 256)]
 
@@ -123,9 +123,9 @@ def test_a_task_without_a_parameter_that_varies():
 def test_tasks_in_which_only_the_length_varies_share_a_figure():
     grid = [{"length": length, "data": data} for length in (16, 32) for data in (2, 4)]
     parts = [scores(task, LENGTHS, lambda mixer, cell: 0.5) for task in ("mqar", "updates")]
-    made = drawn(retrieval, named(*parts, scores("selective_copying", grid, lambda mixer, cell: 0.5)))
-    assert [ax.get_title() for ax in panels(made["retrieval"])] == ["mqar", "updates"]
-    assert "retrieval" not in drawn(retrieval, named(parts[0]))
+    made = drawn(tasks, named(*parts, scores("selective_copying", grid, lambda mixer, cell: 0.5)))
+    assert [ax.get_title() for ax in panels(made["tasks"])] == ["mqar", "updates"]
+    assert drawn(tasks, named(parts[0])) == {}
 
 
 def test_many_series_get_panels_of_at_most_ten():

@@ -12,6 +12,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 from sweep_folder import write
+from tables import named, scores
 
 from recall_lab import figure, page, report
 
@@ -117,3 +118,11 @@ def test_structure_of_a_sweeps_page(tmp_path):
     printed = [address for address in found.addresses if address.startswith("figure/")]
     assert printed == re.findall(r" \[PDF\]\((.*)\)", text) == [image.replace(".png", ".pdf") for image in images]
     assert all((tmp_path / "sweep" / file).exists() for file in (*images, *printed))
+
+
+def test_a_figure_of_several_tasks_is_drawn_once(tmp_path):
+    cells = [{"length": length} for length in (16, 32)]
+    table = named(*(scores(task, cells, lambda mixer, cell: 0.5) for task in ("mqar", "updates")))
+    failed = []
+    found = [picture.name for picture in page.pictures(tmp_path, table, table, failed, ["retrieval", "tasks"])]
+    assert (found, failed) == (["retrieval_mqar", "retrieval_updates", "tasks"], [])

@@ -10,6 +10,7 @@ from recall_lab import results
 from recall_lab.families import best, members
 from recall_lab.figure import base, style
 
+EVERY_TASK = True
 MARGIN = 0.02
 """Half width of the grey band: differences that claim 7 calls good enough."""
 
