@@ -157,7 +157,7 @@ FAULTS = {
     ForgetsTheState: ({"split equals whole"}, "length 40, float64"),
     KeepsAllValues: ({"state size"}, "declared constant: elements 272 before the first token, 288 after 1"),
     DeclaredToGrow: ({"state size"}, "declared to grow without limit: elements 272 after 1, 272 after 31"),
-    DeclaredShorter: ({"state size"}, "declared constant from 10 tokens on: elements"),
+    DeclaredShorter: ({"state size"}, "declared largest after 10 tokens: elements"),
     MiscountsTheState: ({"state size"}, "state_size(3) is 7 elements, but the state after 3 steps has 272"),
     MixesTheBatch: ({"batch independence"}, "alone"),
     ForgetsAtNeutralGates: ({"neutral gates"}, "7 further writes leave only 0.030 of the answer to the first key"),

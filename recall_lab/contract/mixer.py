@@ -163,8 +163,8 @@ def state_size(mixer: Mixer) -> Finding:
     if limit == 0:
         sizes.append(state_elements(mixer.initial_state()))
         described = f"{sizes[-1]:,} before the first token, {described}"
-    declared = f"declared constant from {limit} tokens on" if limit else "declared constant"
-    return Finding(len(set(sizes)) == 1, f"{declared}: elements {described} tokens")
+        return Finding(len(set(sizes)) == 1, f"declared constant: elements {described} tokens")
+    return Finding(max(sizes) == sizes[0], f"declared largest after {limit} tokens: elements {described} tokens")
 
 
 @torch.no_grad()

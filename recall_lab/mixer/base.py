@@ -115,7 +115,7 @@ class Mixer(nn.Module, ABC):
 
     @property
     def state_limit(self) -> int | None:
-        """Number of tokens after which the state stops growing: 0 if it always has one size, None if it never stops."""
+        """Tokens after which the state is largest: 0 if it always has one size, None if it never stops growing."""
         return 0
 
     # The mechanism, which a subclass defines. q, k and v are b h t d.

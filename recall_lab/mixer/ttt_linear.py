@@ -1,6 +1,6 @@
 """TTT-Linear: learning at test time with a linear model (Sun et al., arXiv 2407.04620)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,8 +36,6 @@ class TTTLinear(Mixer):
 
     compiles: ClassVar[bool] = False
     linear_in_v: ClassVar[bool] = False
-    neutral_gates: ClassVar[Mapping[str, float]] = {"rate": 1.0}
-    """It has no rate at which a pair is written completely and no other is changed; 1 is the largest."""
     no_weight_decay: ClassVar[tuple[str, ...]] = ("first_weight", "first_c", "scale", "shift")
 
     def __post_init__(self) -> None:
@@ -55,6 +53,10 @@ class TTTLinear(Mixer):
     def gates(self, x: Hidden) -> Gates:
         """rate l: b h t."""
         return {"rate": torch.sigmoid(self.rate_proj(x)).transpose(1, 2)}
+
+    @property
+    def state_limit(self) -> int:
+        return self.mini_batch - 1
 
     def parallel(self, q: Query, k: Query, v: Value, gates: Gates, state: State | None = None) -> tuple[Value, State]:
         state = self.empty_state(q, v) if state is None else state
