@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 TEMPLATES = Path(__file__).parent / "templates"
 
-DPI = 300
+DPI = 200
 """Pixels of a figure's png per inch."""
 
 CSS_DPI = 136
