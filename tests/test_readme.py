@@ -1,7 +1,6 @@
 """The task, the mixer and the commands shown in the README work."""
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -74,14 +73,13 @@ def test_the_claim_is_found_and_judged(mine):
 @pytest.mark.slow
 def test_the_commands_for_own_files(mine):
     """As shown in the README, but with tiny settings."""
-    commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
+    commands = re.findall(r"^recall-lab (.* --config-dir mine .*)$", TEXT, re.M)
     assert [line.split()[0] for line in commands] == ["run", "show", "check", "run"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
     small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
     for line in commands:
         verb, *rest = line.split()
         command = [sys.executable, "-m", "recall_lab", verb, *rest, *(small if verb == "run" else [])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert Path("outputs/backwards/report.html").exists()
     (used,) = (read_config(path.parent) for path in Path("outputs/sgd").glob("*/config.yaml"))
