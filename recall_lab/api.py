@@ -11,7 +11,7 @@ from recall_lab.building import build
 from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
 from recall_lab.messages import ERRORS, one_line
-from recall_lab.mixer.base import Trace
+from recall_lab.mixer.layer import AnyTrace
 from recall_lab.model import Model
 from recall_lab.probe.base import trace_model
 from recall_lab.task.base import Batch, Task
@@ -76,7 +76,7 @@ class OpenRun:
         """The run's rows, with its settings as columns."""
         return pd.DataFrame(results.run_rows(folders.Run(self.path, folders.status(self.path))))
 
-    def trace(self, batch: Batch) -> list[Trace]:
+    def trace(self, batch: Batch) -> list[AnyTrace]:
         """The inputs and outputs of each layer's mixer on the batch."""
         return trace_model(self.model, batch)
 

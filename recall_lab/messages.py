@@ -48,7 +48,7 @@ def one_line(error: BaseException) -> str:
         return no_setting(missing[1])
     if missing := re.search(r"Could not override '(.+?)'", text):
         return no_setting(missing[1])
-    if missing := re.search(r"Could not find '(.+?)'", text):
+    if missing := re.search(r"Could not (?:find|load) '(.+?)'", text):
         group, _, option = missing[1].rpartition("/")
         options = sorted({path.stem for folder in searched() for path in (folder / group).glob("*.yaml")})
         return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"

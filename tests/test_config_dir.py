@@ -187,9 +187,7 @@ def test_own_rates_are_read_and_written_in_the_folder(mine):
 
     def launch(words):
         given.append(words)
-        return recall(
-            "--config-dir", mine, *TINY, "hydra/launcher=basic", "train.lr=0.1,0.2,0.3", "-m", "name=rates_own"
-        )
+        return recall("--config-dir", mine, *TINY, SERIAL, "train.lr=0.1,0.2,0.3", "-m", "name=rates_own")
 
     assert rates.study(["own"], [], launch) == 0
     assert given[0][given[0].index("--config-dir") + 1] == str(Path(mine).absolute())

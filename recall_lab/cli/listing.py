@@ -70,13 +70,15 @@ def facts(mixer: str, config_dir: str | None = None) -> list[str]:
         if isinstance(make, list):
             return []
         made = make(d_model=config.model.d_model)
-        elements, _ = made.state_size(512)
+        size = made.state_size(512)
     except ERRORS as error:
         return [f"Cannot be made: {one_line(error)}"]
     kind = type(made)
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)
     family = {"matrix_memory": "matrix memory", "cache": "softmax over a cache"}.get(family, "no shared engine")
-    return [f"Family: {family}. State: {elements:,} elements per layer at n=512 and d_model={config.model.d_model}."]
+    if size is None:
+        return [f"Family: {family}. State: not known."]
+    return [f"Family: {family}. State: {size[0]:,} elements per layer at n=512 and d_model={config.model.d_model}."]
 
 
 def describe(path: Path) -> str:
