@@ -191,7 +191,7 @@ def test_the_influence_on_a_mean_is_known():
     """The inputs up to t have the weight ‖W‖_F/(√m (t + 1)) each, and the shares are equal."""
     trace = traced(Averaged)
     rows = effective_attention(trace, None)
-    norm = float(trace.mixer.inner.proj.weight.norm()) / 8**0.5
+    norm = float(trace.mixer.inner.proj.weight.detach().norm()) / 8**0.5
     weights = {(r["query"], r["token"]): r["value"] for r in rows if r["metric"] == "influence_weight"}
     assert weights == pytest.approx({(t, s): norm / (t + 1) for t in range(6) for s in range(t + 1)}, rel=1e-5)
     tokens = [r for r in rows if r["metric"] == "influence_effective_tokens" and r["statistic"] == "mean"]

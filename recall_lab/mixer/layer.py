@@ -18,6 +18,10 @@ WIDTHS = ("d_model", "hidden_size", "embed_dim", "dim")
 """Names under which the constructors of layers take d_model."""
 
 
+CHECK_SEED = 1 << 20
+"""Seed of the inputs with which a layer is checked to be causal."""
+
+
 class AnyTrace:
     """What one layer of a model, or a mechanism in the oracle, computed on one batch: a Trace or a LayerTrace."""
 
@@ -98,8 +102,10 @@ def made_with(make: Callable[..., nn.Module], d_model: int) -> nn.Module:
 
     Raises ValueError, naming it, where it cannot be made, or is no module.
     """
-    name = getattr(getattr(make, "func", make), "__name__", str(make))
-    known = inspect.signature(make).parameters
+    made = getattr(make, "func", make)
+    name = getattr(made, "__name__", str(made))
+    constructor = made.__init__ if inspect.isclass(made) else made
+    known = inspect.signature(constructor).parameters if inspect.isfunction(constructor) else {}
     width = next((width for width in WIDTHS if width in known), "")
     given = {width: d_model} if width and width not in getattr(make, "keywords", {}) else {}
     try:
@@ -122,7 +128,7 @@ def check_causal(name: str, apply: Callable[[Hidden], Hidden], x: Hidden, y: Ten
     half = x.shape[1] // 2
     if x.device.type == "meta":
         return
-    other = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    other = torch.randn(x.shape, generator=torch.Generator().manual_seed(CHECK_SEED)).to(x)
     other[:, :half] = x[:, :half]
     low = y.dtype in (torch.float16, torch.bfloat16) or torch.is_autocast_enabled(x.device.type)
     limit = (5e-2 if low else 1e-3) * float(y.abs().max())
