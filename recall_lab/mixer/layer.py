@@ -134,6 +134,6 @@ def check_causal(name: str, apply: Callable[[Hidden], Hidden], x: Hidden, y: Ten
     limit = (5e-2 if low else 1e-3) * float(y.abs().max())
     moved = float((apply(other)[:, :half] - y[:, :half]).abs().max()) if half else 0.0
     require(moved <= limit, f"{name} is not causal: outputs before position {half} depend on inputs from there on")
-    alone = float((apply(x[:1]) - y[:1]).abs().max())
+    alone = float((apply(x[-1:]) - y[-1:]).abs().max())
     require(alone <= limit, f"{name} mixes the sequences of a batch: its input must be batch × time × d_model, so a "
             "layer of torch.nn needs batch_first=true")  # fmt: skip
