@@ -74,8 +74,8 @@ def read_rates() -> dict[str, dict[str, float]]:
     """The content of rates.yaml, with that of the user's own folder."""
     found: dict[str, dict[str, float]] = {}
     for path in (RATES, *(folder / RATES.name for folder in OWN)):
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        for task, rates in content.items():
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+        for task, rates in (content or {}).items():
             found[task] = found.get(task, {}) | rates
     return found
 
@@ -98,8 +98,9 @@ def parse(overrides: Iterable[str]) -> list[Override]:
 
 
 def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra: bool = False) -> DictConfig:
-    """The configuration as `recall-lab run` would compose it, with the user's own folder (config_dir, or the one in use);
-    with_hydra: with Hydra's own part and its choices.
+    """The configuration as `recall-lab run` would compose it; with_hydra: with Hydra's own part and its choices.
+
+    config_dir  the user's own folder; None: the one in use, if any
 
     Raises ValueError where config_dir cannot be used (see `files.use`).
     """
