@@ -66,7 +66,7 @@ def effective_attention(
     prefix = "" if linear else "influence_"
     width = {"d_key": trace.k.shape[-1]} if isinstance(trace, Trace) else {}
     has_answer = trace.source != IGNORE
-    held = max(1, trace.mixer.short_conv)
+    held = max(1, trace.mixer.short_conv) if isinstance(trace, Trace) else 1
     queries = has_answer if has_answer.any() else torch.ones_like(has_answer)
     rows: list[Row] = []
     for head in range(attention.shape[1]):
