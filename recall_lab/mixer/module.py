@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recall_lab.checks import require, whole_number
+from recall_lab.mixer.adapters import Recurrent
 from recall_lab.mixer.layer import Layer, check_causal, made_with
 from recall_lab.shapes import Hidden, State
 
@@ -23,7 +24,7 @@ class Module(Layer):
     """
 
     d_model: int
-    layer: Callable[..., nn.Module]
+    layer: Callable[..., nn.Module] = Recurrent
     """Makes the layer."""
 
     def __post_init__(self) -> None:
