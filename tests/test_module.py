@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from recall_lab import results, train
+from recall_lab.cli import check
 from recall_lab.mixer.adapters import Attention, Recurrent
 from recall_lab.mixer.layer import AnyTrace, LayerTrace
 from recall_lab.mixer.module import Module
@@ -243,6 +244,13 @@ def test_a_run_from_the_command_line(capsys):
     assert "the oracle needs queries, keys and values, which Module does not have" in capsys.readouterr().err
     assert recall(*TINY, "mixer=module", "mixer.layer._target_=os.system", "name=no") == 1
     assert "mixer.layer._target_=os.system: must be a Module" in capsys.readouterr().err
+
+
+def test_the_contract_of_mechanisms_does_not_apply(capsys):
+    with pytest.raises(
+        ValueError, match="^Module has no queries, keys and values; it is checked when a run first uses it"
+    ):
+        check.check(["mixer=module"])
 
 
 @pytest.mark.slow
