@@ -158,7 +158,8 @@ def test_list_and_suggestions_know_what_is_in_the_folder(mine, capsys):
     assert "  own                      An experiment of mine.\n" in printed
     assert "More about it." in listing.listing("mixers", mine).partition("forgetting")[0]
     for words, message in (
-        (["mixer=doubld"], "there is no mixer 'doubld'; there are based, delta_rule, doubled, "),
+        (["mixer=doubld"], "there is no mixer 'doubld'; there are based, "),
+        (["mixer=doubld"], ", doubled, "),
         (["probe=[widht]"], "there is no probe 'widht'; there are "),
         (["mixer=doubled", "mixer.fakter=3"], "there is no setting mixer.fakter; did you mean mixer.factor?"),
     ):

@@ -246,10 +246,8 @@ def test_a_run_from_the_command_line(capsys):
     assert "mixer.layer._target_=os.system: must be a Module" in capsys.readouterr().err
 
 
-def test_the_contract_of_mechanisms_does_not_apply(capsys):
-    with pytest.raises(
-        ValueError, match="^Module has no queries, keys and values; it is checked when a run first uses it"
-    ):
+def test_the_contract_of_mechanisms_does_not_apply():
+    with pytest.raises(ValueError, match=r"^Module has no queries, keys and values; it is checked when"):
         check.check(["mixer=module"])
 
 

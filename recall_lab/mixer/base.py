@@ -220,6 +220,11 @@ class Mixer(Layer):
         state = self.empty_state(q, x.new_zeros(batch, self.heads, 1, self.d_value))
         return state if self.conv is None else state | {"conv": self.conv.empty_cache(x)}
 
+    def state_size(self, length: int) -> tuple[int, int]:
+        size = super().state_size(length)
+        assert size is not None
+        return size
+
     def trace(self, x: Hidden, source: Int[Tensor, "b t"], layer: int) -> tuple["Trace", Hidden]:
         q, k, v, gates, _ = self.project(x)  # b h t k, b h t k, b h t v
         o, _ = self.parallel(q, k, v, gates)  # b h t v
