@@ -40,9 +40,11 @@ def _main(arguments: list[str]) -> None:
         sys.exit(run.main(arguments[1:]))
     chosen = parser().parse_args(arguments)
 
-    from recall_lab import messages
+    from recall_lab import files, messages
 
     try:
+        if getattr(chosen, "config_dir", None) is not None:
+            files.use(chosen.config_dir)
         sys.exit(_verb(chosen))
     except BrokenPipeError:
         sys.exit(0)
@@ -58,33 +60,32 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--config-dir", metavar="FOLDER", help="a folder with configuration and modules of your own")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, does: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=does, parents=[own])
+
     verbs.add_parser("run", help="train and test; a Hydra app: see `recall-lab run --help`")
-    show = verbs.add_parser("show", help="print an example of a task, with its targets and the chance level")
+    show = verb("show", "print an example of a task, with its targets and the chance level")
     show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and its settings (task.length=64), as for run")
     show.add_argument("--n", type=int, default=1, help="number of sequences; statistics are printed for more than one")
     show.add_argument("--seed", type=int, default=0, help="seed of the example")
-    show.add_argument("--config-dir", help="a folder with configuration of your own")
-    claim = verbs.add_parser("claim", help="run the experiments that claims need, and judge the claims")
+    claim = verb("claim", "run the experiments that claims need, and judge the claims")
     claim.add_argument("words", nargs="*", metavar="NAME", help="claims (none: all), and settings: size=large, root=…")
-    claim.add_argument("--config-dir", help="a folder with configuration of your own")
-    report = verbs.add_parser("report", help="make the table, figures and report.html of a sweep's folder again")
+    report = verb("report", "make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
-    probe = verbs.add_parser("probe", help="run probes, or another mixer, on the models of finished runs")
+    probe = verb("probe", "run probes, or another mixer, on the models of finished runs")
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
-    probe.add_argument("--config-dir", help="a folder with configuration of your own")
-    rates = verbs.add_parser("rates", help="choose the learning rate of each mechanism of some experiments anew")
-    rates.add_argument(
-        "words", nargs="+", metavar="EXPERIMENT", help="and settings for all runs: train.steps=400 seed=0"
-    )
-    check = verbs.add_parser(
-        "check", help="hold mixers and tasks, your own as well, to the contract of the built-in ones"
-    )
+    rates = verb("rates", "choose the learning rate of each mechanism of some experiments anew")
+    settings = "and settings for all runs: train.steps=400 seed=0"
+    rates.add_argument("words", nargs="+", metavar="EXPERIMENT", help=settings)
+    check = verb("check", "hold mixers and tasks, your own as well, to the contract of the built-in ones")
     check.add_argument("overrides", nargs="*", metavar="mixer=NAME", help="and task=NAME, mixer.d_key=8 …, as for run")
-    check.add_argument("--config-dir", help="a folder with configuration of your own")
     check.add_argument("--golden", metavar="FILE", help=GOLDEN)
-    listing = verbs.add_parser("list", help="tasks, mixers, probes, claims, experiments and so on, one line each")
+    listing = verb("list", "tasks, mixers, probes, claims, experiments and so on, one line each")
     listing.add_argument("group", nargs="?", help="one group, in full")
     return made
 
@@ -120,7 +121,7 @@ def _verb(chosen: argparse.Namespace) -> int:
     if chosen.verb == "list":
         from recall_lab.cli import listing
 
-        print(listing.listing(chosen.group))
+        print(listing.listing(chosen.group, chosen.config_dir))
         return 0
     from recall_lab.cli import show
 

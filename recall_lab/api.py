@@ -1,19 +1,17 @@
 """recall_lab from Python: runs, results, trained models and figures."""
 
-import importlib
-import pkgutil
 from pathlib import Path
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from recall_lab import checkpoint, figure, folders, machine, results, runner
+from recall_lab import checkpoint, files, folders, machine, page, results, runner
 from recall_lab.building import build
 from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
 from recall_lab.messages import ERRORS, one_line
-from recall_lab.mixer.base import Trace
+from recall_lab.mixer.layer import AnyTrace
 from recall_lab.model import Model
 from recall_lab.probe.base import trace_model
 from recall_lab.task.base import Batch, Task
@@ -59,7 +57,9 @@ class OpenRun:
     model   in evaluation mode       table  its rows
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, config_dir: str | None = None) -> None:
+        if config_dir is not None:
+            files.use(config_dir)
         self.path = Path(path)
         self.config = folders.read_config(self.path)
         workload = build(self.config)
@@ -76,7 +76,7 @@ class OpenRun:
         """The run's rows, with its settings as columns."""
         return pd.DataFrame(results.run_rows(folders.Run(self.path, folders.status(self.path))))
 
-    def trace(self, batch: Batch) -> list[Trace]:
+    def trace(self, batch: Batch) -> list[AnyTrace]:
         """The inputs and outputs of each layer's mixer on the batch."""
         return trace_model(self.model, batch)
 
@@ -87,20 +87,24 @@ class OpenRun:
             return self.model(torch.from_numpy(batch.tokens).to(device))
 
 
-def open_run(path: str | Path) -> OpenRun:
-    """Opens a run's folder. Raises ValueError where the run has trained no model, OSError where files are missing."""
-    return OpenRun(path)
+def open_run(path: str | Path, config_dir: str | None = None) -> OpenRun:
+    """Opens a run's folder. Raises ValueError where the run has trained no model, OSError where files are missing.
 
-
-def plot(name: str, table: pd.DataFrame) -> dict[str, Figure]:
-    """The figures that recall_lab/figure/NAME.py draws from the table, by name; empty if it lacks their metrics.
-
-    Raises ValueError where there is no such figure.
+    config_dir  the folder with your own task or mixer, where the run has used one
     """
-    modules = {
-        module.name: importlib.import_module(f"{figure.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(figure.__path__)
-    }
-    known = sorted(module for module, content in modules.items() if hasattr(content, "draw"))
-    require(name in known, f"there is no figure {name!r}; there are {', '.join(known)}")
+    return OpenRun(path, config_dir)
+
+
+def plot(name: str, table: pd.DataFrame, config_dir: str | None = None) -> dict[str, Figure]:
+    """The figures that recall_lab/figure/NAME.py, or CONFIG_DIR/figure/NAME.py, draws from the table, by name; empty if
+    the table lacks their metrics.
+
+    Raises ValueError where there is no such figure, or where it cannot be imported.
+    """
+    if config_dir is not None:
+        files.use(config_dir)
+    failed: list[str] = []
+    modules = dict(page.drawing_modules(failed))
+    broken = "".join(f"; {line}" for line in failed)
+    require(name in modules, f"there is no figure {name!r}; there are {', '.join(modules)}{broken}")
     return dict(modules[name].draw(table))

@@ -20,6 +20,7 @@ from recall_lab.checks import require
 from recall_lab.folders import Config
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.layer import Layer
 from recall_lab.oracle import Oracle, ineffective_options
 from recall_lab.task.base import Task
 from recall_lab.train import Testing, Training
@@ -29,7 +30,7 @@ logging.getLogger("hydra.utils").addHandler(logging.NullHandler())  # it would p
 
 KINDS: dict[str, type] = {
     "task": Task,
-    "mixer": Mixer,
+    "mixer": Layer,
     "model": nn.Module,
     "train": Training,
     "test": Testing,
@@ -61,13 +62,14 @@ def build(config: Config) -> Workload:
 def check_targets(part: str, config: Any) -> None:
     """Raises ValueError unless every `_target_` in this part is of its kind (see KINDS).
 
-    part  path of the configuration: "mixer", or "mixer.first" within it, where torch's own modules are allowed too
+    part  path of the configuration: "mixer", or "mixer.first" within it, where any torch.nn.Module is allowed
     """
     for name, value in config.items() if isinstance(config, dict) else ():
         if name == "_target_":
             kind, _, within = part.partition(".")
             found = _located(f"{part}._target_", value)
-            require(_belongs(found, kind, bool(within)), f"{part}._target_={value}: must be {_wanted(kind)}")
+            wanted = nn.Module if kind == "mixer" and within else KINDS.get(kind)
+            require(_belongs(found, kind, wanted), f"{part}._target_={value}: must be {_wanted(kind, wanted)}")
         elif isinstance(value, dict):
             check_targets(f"{part}.{name}", value)
 
@@ -80,20 +82,18 @@ def _located(name: str, target: object) -> Any:
         raise ValueError(f"{name}={target} cannot be imported: {cause}") from error
 
 
-def _belongs(found: object, kind: str, within: bool) -> bool:
+def _belongs(found: object, kind: str, wanted: type | None) -> bool:
     if kind == "probe":
         return inspect.isfunction(found) and next(iter(inspect.signature(found).parameters), "") in ("trace", "model")
-    wanted = KINDS.get(kind)
     if inspect.isclass(found):
-        plain = issubclass(found, nn.Module) and found.__module__.startswith("torch.nn.")
-        return (wanted is not None and issubclass(found, wanted)) or (within and plain)
-    # A factory is recognised by its annotation: def hybrid(…) -> list[Callable[..., Mixer]].
+        return wanted is not None and issubclass(found, wanted)
+    # A factory is recognised by its annotation: def hybrid(…) -> list[Callable[..., Layer]].
     returned = typing.get_type_hints(found).get("return") if inspect.isfunction(found) else None
     return wanted is not None and any(issubclass(part, wanted) for part in _classes(returned))
 
 
 def _classes(annotation: Any) -> Iterator[type]:
-    """Every class that an annotation names: list and Mixer of list[Callable[..., Mixer]]."""
+    """Every class that an annotation names: list and Layer of list[Callable[..., Layer]]."""
     origin = typing.get_origin(annotation) or annotation
     if inspect.isclass(origin):
         yield origin
@@ -101,10 +101,10 @@ def _classes(annotation: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
-def _wanted(kind: str) -> str:
+def _wanted(kind: str, wanted: type | None) -> str:
     if kind == "probe":
         return "a function whose first argument is named trace or model"
-    return f"a {KINDS[kind].__name__}, or a function that is annotated to return one" if kind in KINDS else "left out"
+    return f"a {wanted.__name__}, or a function that is annotated to return one" if wanted else "left out"
 
 
 def ineffective_mixer_options(mixer: Config) -> dict[str, str]:

@@ -11,7 +11,7 @@ Family = Literal["growing", "fixed"]
 
 GROWING = ("softmax", "forgetting", "top_k", "paged", "stickbreaking_attn", "nsa", "dsa", "path_attn", "deltaformer")
 """Mechanisms whose state grows with every token. All others have a fixed state, windows and eviction policies included;
-hybrids, which may combine both, belong to neither family."""
+hybrids, which may combine both, and `module`, which may be any layer, belong to neither family."""
 
 
 def mechanism(mixer: str) -> str:
@@ -23,7 +23,7 @@ def members(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
     """The rows of the mechanisms of one family."""
     mechanisms = rows["mixer"].map(mechanism)
     growing = mechanisms.isin(GROWING)
-    return rows[growing if family == "growing" else ~growing & (mechanisms != "hybrid")]
+    return rows[growing if family == "growing" else ~growing & ~mechanisms.isin(("hybrid", "module"))]
 
 
 def best(validation: pd.DataFrame) -> str | None:

@@ -1,4 +1,7 @@
-"""Files are written completely or not at all, always as UTF-8; output survives a terminal with fewer characters."""
+"""Files are written completely or not at all, always as UTF-8; output survives a terminal with fewer characters.
+
+Also where configuration is: conf/, and a folder of the user's own.
+"""
 
 import json
 import os
@@ -10,6 +13,48 @@ from typing import Any
 
 CONF = next(path for path in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf") if path.is_dir())
 """The configuration: inside the installed package, or beside it in a checkout."""
+
+CONFIG_DIR = "RECALL_LAB_CONFIG_DIR"
+"""Environment variable by which worker processes know the folder given with --config-dir."""
+
+OWN: list[Path] = [Path(os.environ[CONFIG_DIR])] if os.environ.get(CONFIG_DIR) else []
+"""The folder given with --config-dir: its options, settings, figures and learning rates are known too."""
+
+
+def searched() -> list[Path]:
+    """The folders of configuration, the user's own first."""
+    return [*OWN, CONF]
+
+
+def use(config_dir: str | Path) -> None:
+    """Makes a folder of the user's own known, in this process and in those that it starts: its configuration and its
+    figures; and its modules, by putting it first on the Python path, where it is not already.
+
+    Raises ValueError where there is no such folder, and where it has a file that the configuration or the figures of
+    recall_lab have too, because only one of both could be found.
+    """
+    folder = Path(config_dir).absolute()
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir {config_dir}: there is no such folder")
+    package = Path(__file__).parent
+    taken = [path.relative_to(CONF) for path in CONF.rglob("*.yaml")]
+    taken += [path.relative_to(package) for path in package.glob("figure/*.py") if path.stem != "__init__"]
+    for name in taken:
+        if (folder / name).exists():
+            raise ValueError(f"{folder / name}: recall_lab has a {name} of its own; give yours another name")
+    OWN[:] = [folder]
+    os.environ[CONFIG_DIR] = str(folder)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    inherited = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if str(folder) not in map(os.path.abspath, inherited):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *inherited])
+
+
+def use_none() -> None:
+    """Forgets the folder given with --config-dir; its modules stay on the Python path."""
+    OWN.clear()
+    os.environ.pop(CONFIG_DIR, None)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import difflib
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
@@ -11,21 +10,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from recall_lab.files import CONF
+from recall_lab.files import CONF, OWN, searched
 
 ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError)
 """Errors that a user may have caused: printed in one line, without a traceback."""
 
 
 QUOTED = """ "name='größe'" """.strip()
-
-OWN: list[Path] = []
-"""The folder given with --config-dir, whose options and settings are known too."""
-
-
-def searched() -> list[Path]:
-    """The folders of configuration, the user's own first."""
-    return [*OWN, CONF]
 
 
 def print_line(line: str) -> None:
@@ -57,7 +48,7 @@ def one_line(error: BaseException) -> str:
         return no_setting(missing[1])
     if missing := re.search(r"Could not override '(.+?)'", text):
         return no_setting(missing[1])
-    if missing := re.search(r"Could not find '(.+?)'", text):
+    if missing := re.search(r"Could not (?:find|load) '(.+?)'", text):
         group, _, option = missing[1].rpartition("/")
         options = sorted({path.stem for folder in searched() for path in (folder / group).glob("*.yaml")})
         return f"there is no {group or 'config'} {option!r}; there are {', '.join(options)}"
@@ -67,10 +58,19 @@ def one_line(error: BaseException) -> str:
     if isinstance(innermost, OSError) and innermost.strerror:
         where = f"{innermost.filename}: " if innermost.filename else ""
         message = f"{where}{innermost.strerror}"
+    if isinstance(innermost, ModuleNotFoundError):
+        return f"{' '.join(message.split())}; looked in {_python_path()}"
     kind = type(innermost).__name__
     if not isinstance(innermost, (*ERRORS, RuntimeError, ArithmeticError, TypeError)):
         message = f"{kind}: {message}"  # "'heads'" alone says little, "KeyError: 'heads'" more
     return " ".join(message.split()) or kind
+
+
+def _python_path() -> str:
+    """Where modules of the user's own are looked for, in words."""
+    if OWN:
+        return f"{OWN[0]} and on the Python path"
+    return "the Python path only: --config-dir FOLDER adds a folder of your own"
 
 
 def no_setting(name: str) -> str:
@@ -101,7 +101,7 @@ def known_settings() -> list[str]:
                 walk(value, f"{prefix}{key}.")
 
     for folder in searched():
-        for path in folder.rglob("*.yaml"):
+        for path in set(folder.rglob("*.yaml")) - {folder / "rates.yaml"}:
             # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
             group = path.relative_to(folder).parts[0] if path.parent != folder else path.stem.partition("_base")[0]
             known.append(group)

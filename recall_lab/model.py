@@ -8,7 +8,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from recall_lab.checks import number, require, whole_number
-from recall_lab.mixer.base import Mixer, Trace
+from recall_lab.mixer.layer import AnyTrace, Layer
 from recall_lab.shapes import Hidden, State
 
 
@@ -17,7 +17,7 @@ class Block(nn.Module):
 
     mlp: nn.Sequential | None
 
-    def __init__(self, mixer: Mixer, d_model: int, mlp: float) -> None:
+    def __init__(self, mixer: Layer, d_model: int, mlp: float) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(d_model, eps=1e-5)
         self.mixer = mixer
@@ -50,7 +50,7 @@ class Model(nn.Module):
     def __init__(
         self,
         vocab: int,
-        mixer: Callable[..., Mixer] | list[Callable[..., Mixer]],
+        mixer: Callable[..., Layer] | list[Callable[..., Layer]],
         d_model: int = 64,
         layers: int = 2,
         mlp: float = 0,
@@ -107,7 +107,7 @@ class Model(nn.Module):
         self,
         tokens: Tensor,
         states: list[State],
-        mix: Callable[[Mixer, Hidden, State], tuple[Hidden, State]],
+        mix: Callable[[Layer, Hidden, State], tuple[Hidden, State]],
     ) -> tuple[Tensor, list[State]]:
         x, after = self.embed_tokens(tokens), []  # b t m
         for block, state in zip(self.blocks, states, strict=True):
@@ -116,22 +116,23 @@ class Model(nn.Module):
             after.append(state)
         return self.read_out(self.norm(x)), after
 
-    def trace(self, tokens: Shaped[Tensor, "b t *c"], source: Int[Tensor, "b t"]) -> list[Trace]:
+    def trace(self, tokens: Shaped[Tensor, "b t *c"], source: Int[Tensor, "b t"]) -> list[AnyTrace]:
         """The inputs and outputs of every layer's mechanism in one forward pass.
 
         source  position of the answer to each query, as in a Batch's factors
         """
         x, traces = self.embed_tokens(tokens), []  # b t m
         for layer, block in enumerate(self.blocks):
-            z = block.norm(x)  # b t m
-            q, k, v, gates, _ = block.mixer.project(z)  # b h t k, b h t k, b h t v
-            o, _ = block.mixer.parallel(q, k, v, gates)  # b h t v
-            traces.append(Trace(block.mixer, q, k, v, gates, o, source, layer))
-            x = block.output(x, block.mixer.read_out(o, z))
+            trace, mixed = block.mixer.trace(block.norm(x), source, layer)
+            traces.append(trace)
+            x = block.output(x, mixed)
         return traces
 
     @torch.no_grad()
-    def state_size(self, length: int) -> tuple[int, int]:
-        """Elements and bytes of the state after `length` tokens of one sequence, summed over layers."""
-        sizes = [block.mixer.state_size(length) for block in self.blocks]
+    def state_size(self, length: int) -> tuple[int, int] | None:
+        """Elements and bytes of the state after `length` tokens of one sequence, summed over layers; None if that of a
+        layer is not known."""
+        sizes = [size for block in self.blocks if (size := block.mixer.state_size(length))]
+        if len(sizes) < len(self.blocks):
+            return None
         return sum(elements for elements, _ in sizes), sum(size for _, size in sizes)

@@ -3,7 +3,6 @@
 import base64
 import importlib
 import inspect
-import pkgutil
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -141,15 +140,11 @@ def pictures(
     folder.mkdir(parents=True, exist_ok=True)
     names: set[str] = set()
     files: set[str] = set()
-    for module in pkgutil.iter_modules(figures.__path__):
-        content = importlib.import_module(f"{figures.__name__}.{module.name}")
-        draw = getattr(content, "draw", None)
-        if draw is None:  # a module that figures share
-            continue
+    for module, content in drawing_modules(failed):
         table = every if getattr(content, "EVERY_RUN", False) else chosen
         together = getattr(content, "EVERY_TASK", False)
         for task, part in [("all tasks", table)] if together else table.groupby("task"):
-            for name, drawing in attempt(failed, f"figure {module.name} of {task}", draw, part):
+            for name, drawing in attempt(failed, f"figure {module} of {task}", content.draw, part):
                 if not name.startswith(tuple(wanted)):
                     continue
                 stem = folder / _file_name(f"{prefix}{name}", files)
@@ -157,6 +152,18 @@ def pictures(
                     shown = name if name not in names else f"{name}, {task}"
                     names.add(shown)
                     yield Picture(shown, stem.name, caption(content), png)
+
+
+def drawing_modules(failed: list[str]) -> Iterator[tuple[str, ModuleType]]:
+    """Name → module of every figure, the user's own included. One that cannot be imported is added to `failed`."""
+    for name in figures.names():
+        for content in attempt(failed, f"figure {name}", _imported, name):
+            if hasattr(content, "draw"):  # others are modules that figures share
+                yield name, content
+
+
+def _imported(name: str) -> Iterator[ModuleType]:
+    yield importlib.import_module(f"{figures.__name__}.{name}")
 
 
 def caption(module: ModuleType) -> str:

@@ -119,6 +119,11 @@ def _names_a_part(column: str) -> bool:
     return column.startswith("mixer.") and column.endswith("._target_") and column.count(".") == 2
 
 
+def _part(column: str, target: str) -> str:
+    """The name of a hybrid's part, which is that of its module; of the layer of `mixer=module`, that of its class."""
+    return target.split(".")[-1 if column == "mixer.layer._target_" else -2 if "." in target else 0]
+
+
 def _word(column: str, columns: list[str]) -> str:
     """The last part of a setting's name, or the full name where two settings have the same last part."""
     parent, _, last = column.rpartition(".")
@@ -147,6 +152,6 @@ def _mixers(table: pd.DataFrame) -> pd.Series:
     names = table["mixer"].astype(object)
     parts = [name for name in table.columns if _names_a_part(name)]
     for values, rows in table[parts].dropna(how="all").groupby(parts, dropna=False) if parts else ():
-        modules = ", ".join(value.split(".")[-2:][0] for value in values if isinstance(value, str))
+        modules = ", ".join(_part(name, value) for name, value in zip(parts, values, strict=True) if value == value)
         names.loc[rows.index] += f"({modules})"
     return names

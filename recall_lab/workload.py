@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from recall_lab.files import write_json
 from recall_lab.folders import Row
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.layer import Layer
 from recall_lab.model import Model
 from recall_lab.optimization import ADAMW, OptimizerFactory, ScheduleFactory
 from recall_lab.oracle import Oracle
@@ -30,7 +32,7 @@ from recall_lab.probe.base import Probe
 from recall_lab.task.base import Task
 from recall_lab.train import Cell, Scores, Testing, Training
 
-MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
+MixerFactory = Callable[..., Layer] | list[Callable[..., Layer]]
 """A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
 
 log = logging.getLogger("recall_lab")
@@ -159,9 +161,12 @@ class AskOracle(Workload):
     def run(self, space: Workspace) -> Outcome:
         if isinstance(self.mixer, list):
             raise ValueError("the oracle runs one mechanism, not a hybrid of several")
+        made = getattr(self.mixer, "func", self.mixer)
+        if isinstance(made, type) and not issubclass(made, Mixer):
+            raise ValueError(f"the oracle needs queries, keys and values, which {made.__name__} does not have")
         torch.manual_seed(self.seed)
         rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
-        mixer = self.oracle.mixer(self.mixer).to(space.device)
+        mixer = self.oracle.mixer(cast("Callable[..., Mixer]", self.mixer)).to(space.device)
         trace = self.oracle.trace(mixer, rng)
         columns = {
             f"oracle.{name}": value for name, value in dataclasses.asdict(self.oracle).items() if name != "gates"
@@ -235,8 +240,9 @@ class Scoring:
             at = self.task.at(**cell)
             count = self.sequences(at)
             scores = train.evaluate(model, self.task, cell, self.data_seed, self.split, count, space.device)
-            elements, size = model.state_size(at.length)
-            scores |= {"chance": at.chance, "state_elements": elements, "state_bytes": size}
+            scores["chance"] = at.chance
+            if size := model.state_size(at.length):
+                scores |= dict(zip(("state_elements", "state_bytes"), size, strict=True))
             columns = {**cell_columns(at), "split": self.split}
             rows += [{**columns, "metric": name, "value": value} for name, value in scores.items()]
             log.info("%s %s: %s", self.split, cell, scores)

@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_dir  # noqa: E402
 from hydra.utils import instantiate  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 
+from recall_lab import files  # noqa: E402
 from recall_lab.model import Model  # noqa: E402
 from recall_lab.task.mqar import MQAR  # noqa: E402
 from recall_lab.train import Training  # noqa: E402
@@ -110,8 +111,13 @@ def empty_folder(tmp_path, monkeypatch):
     """Runs the test in an empty folder and undoes the global settings that the command line makes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv(files.CONFIG_DIR, "")
     for name in ("HYDRA_FULL_ERROR", "RECALL_LAB_SWEEP", "RECALL_LAB_PID"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    files.OWN.clear()
 
 
 @pytest.fixture

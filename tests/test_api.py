@@ -47,10 +47,30 @@ def test_import_does_not_load_large_packages():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
+TEXT = (CONF.parent / "README.md").read_text(encoding="utf-8")
+SECTION = re.search(r"^## From Python\n(.*?)^## ", TEXT, re.S | re.M)[1]
+RUN, PLAIN = re.findall(r"^```python\n(.*?)^```", SECTION, re.S | re.M)
+NOTEBOOK = (CONF.parent / "tests" / "notebook.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.slow
-def test_readme_example_runs():
-    text = (CONF.parent / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^## From Python\n\n```python\n(.*?)^```", text, re.S | re.M)
+@pytest.mark.parametrize("code", [RUN, PLAIN, NOTEBOOK], ids=["run", "plain", "notebook"])
+def test_what_is_shown_runs(code):
+    code += "\nimport sys; print('hydra' in sys.modules)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert Path("retrieval.png").exists()
+    needs_hydra = code.startswith(RUN)
+    assert done.stdout.splitlines()[-1] == str(needs_hydra)
+    assert Path("retrieval.png").exists() == needs_hydra
+
+
+@pytest.mark.parametrize("code", [PLAIN, NOTEBOOK], ids=["plain", "notebook"])
+def test_what_is_shown_without_hydra_works(code, capsys):
+    """With two steps."""
+    short = re.sub(r"(steps=|STEPS = )200", r"\g<1>2", code)
+    assert short != code
+    found: dict = {}
+    exec(short, found)
+    assert found["curve"][-1]["step"] == 2
+    assert "chance" in capsys.readouterr().out
+    assert 0 <= found["scores"]["accuracy"] <= 1

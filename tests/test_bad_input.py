@@ -3,15 +3,7 @@
 import pytest
 from command_line import TINY, recall, shell
 
-from recall_lab import messages
-
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-
-@pytest.fixture(autouse=True)
-def _no_folder_of_ones_own():
-    yield
-    messages.OWN.clear()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,8 @@ def _no_folder_of_ones_own():
         (["~mixer.heads"], "~mixer.heads: a setting cannot be removed; give it a value"),
         (
             ["task._target_=nowhere.Task"],
-            "task._target_=nowhere.Task cannot be imported: ModuleNotFoundError",
+            "task._target_=nowhere.Task cannot be imported: No module named 'nowhere'; looked in the Python path only: "
+            "--config-dir FOLDER adds a folder of your own",
         ),
         (["mixer=hybrid"], "model.layers=1: must be at least the number of mixers, 2"),
     ],

@@ -21,7 +21,7 @@ from recall_lab.mixer.neutral import (
 from recall_lab.mixer.softmax import Softmax
 
 FILES = sorted(path.relative_to(CONF / "mixer").with_suffix("").as_posix() for path in (CONF / "mixer").rglob("*.yaml"))
-MECHANISMS = [name for name in FILES if name != "hybrid"]
+MECHANISMS = [name for name in FILES if name not in ("hybrid", "module")]
 WITHOUT_NEUTRAL = {"rnn", "lstm", "ttt_linear", "stickbreaking_attn"}
 """Mechanisms that cannot write a pair completely and leave the others, and one that reads earlier tokens only."""
 UNMAPPED = {

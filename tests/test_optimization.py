@@ -191,13 +191,18 @@ def decayed(model: nn.Module) -> set[str]:
     """Names of the weights that weight decay applies to: of linear layers, embeddings, convolutions and recurrences."""
     kinds = (nn.Linear, nn.Embedding, ShortConv)
     weights = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds)}
-    recurrent = {name for name, _ in model.named_parameters() if name.endswith(("input_weight", "hidden_weight"))}
+    ends = ("input_weight", "hidden_weight", "weight_ih_l0", "weight_hh_l0")
+    recurrent = {name for name, _ in model.named_parameters() if name.endswith(ends)}
     return weights | recurrent
 
 
 def gated(mixer: str) -> Model:
     """A small model with every norm and gate that a mixer has as an option."""
-    options = [] if mixer == "hybrid" else [f"mixer.{name}=true" for name in ("qk_norm", "output_norm", "output_gate")]
+    options = (
+        []
+        if mixer in ("hybrid", "module")
+        else [f"mixer.{name}=true" for name in ("qk_norm", "output_norm", "output_gate")]
+    )
     return small_model(mixer, overrides=options, mlp=1)
 
 

@@ -104,7 +104,8 @@ def test_softmax_logits():
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in names("mixer") if n not in ("hybrid", "rnn", "lstm", "ttt_linear", "stickbreaking_attn")]
+    "name",
+    [n for n in names("mixer") if n not in ("hybrid", "module", "rnn", "lstm", "ttt_linear", "stickbreaking_attn")],
 )
 def test_a_single_pair_is_answered_with_its_value(name):
     """At neutral gates, independently of the scale that the mechanism itself applies."""

@@ -25,7 +25,7 @@ from recall_lab.mixer.softmax import Softmax
 from recall_lab.oracle import Oracle, _neutral, check_neutral, ineffective_options
 
 YAMLS = sorted(path.relative_to(CONF / "mixer").with_suffix("").as_posix() for path in (CONF / "mixer").rglob("*.yaml"))
-MECHANISMS = [name for name in YAMLS if name != "hybrid"]
+MECHANISMS = [name for name in YAMLS if name not in ("hybrid", "module")]
 SIZES = {"pairs": 8, "d_key": 16, "reads": 16}
 
 

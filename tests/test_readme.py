@@ -1,7 +1,6 @@
 """The task, the mixer and the commands shown in the README work."""
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from recall_lab.folders import read_config
+from recall_lab.mixer.base import Trace
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,13 +20,12 @@ FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def mine(empty_folder, tmp_path, monkeypatch):
     """The files shown in the README, written to a folder that is on the Python path."""
     for name, content in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "mine"))
     return tmp_path / "mine"
 
@@ -34,7 +33,8 @@ def mine(tmp_path, monkeypatch):
 def test_the_readme_shows_these_files():
     own = {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
     claim = {"mine/longer.py", "mine/claim/longer.yaml"}
-    assert set(FILES) == {*own, *claim, "mine/schedule/halving.yaml"}
+    probe = {"mine/overlap.py", "mine/probe/overlap.yaml", "mine/figure/overlap.py"}
+    assert set(FILES) == {*own, *claim, *probe, "mine/schedule/halving.yaml"}
 
 
 def test_the_task_and_the_mixer_fulfil_the_contract(mine, capsys):
@@ -74,16 +74,16 @@ def test_the_claim_is_found_and_judged(mine):
 @pytest.mark.slow
 def test_the_commands_for_own_files(mine):
     """As shown in the README, but with tiny settings."""
-    commands = re.findall(r"^PYTHONPATH=mine recall-lab (.*)$", TEXT, re.M)
-    assert [line.split()[0] for line in commands] == ["run", "show", "check", "run"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(["mine", *filter(None, [os.environ.get("PYTHONPATH")])])}
+    commands = re.findall(r"^recall-lab (.* --config-dir mine .*)$", TEXT, re.M)
+    assert [line.split()[0] for line in commands] == ["run", "show", "check", "run", "run"]
     small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
     for line in commands:
         verb, *rest = line.split()
         command = [sys.executable, "-m", "recall_lab", verb, *rest, *(small if verb == "run" else [])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert Path("outputs/backwards/report.html").exists()
+    assert Path("outputs/overlap/figure/overlap.png").exists()
     (used,) = (read_config(path.parent) for path in Path("outputs/sgd").glob("*/config.yaml"))
     assert used["optimizer"] == {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": 0.95, "nesterov": False}
     assert used["schedule"]["step_size"] == 250
@@ -104,7 +104,25 @@ def test_the_oracle_uses_the_gates_that_the_mixer_declares(mine):
         oracle.trace(oracle.mixer(leaky), np.random.default_rng(0))
 
 
-def test_every_command_shown_parses():
+def test_the_probe_measures_what_it_says_and_the_figure_draws_it(mine):
+    """Of the pairs of three keys, two are at right angles, and one at 45°."""
+    import recall_lab as rl
+
+    overlap = importlib.import_module("overlap").overlap
+    mixer = importlib.import_module("leaky").Leaky(d_model=4, heads=1)
+    k = torch.tensor([[1.0, 0, 0, 0], [0, 3, 0, 0], [2, 0, 2, 0]])[None, None]
+    trace = Trace(mixer, k, k, k, {}, k, torch.zeros(1, 3, dtype=torch.long), layer=1)
+    (row,) = overlap(trace, None)
+    assert (row["metric"], row["layer"], row["head"], row["count"]) == ("key_overlap", 1, 0, 3)
+    assert row["value"] == pytest.approx(0.5 / 3)
+    assert overlap(trace, None, power=1)[0]["value"] == pytest.approx(0.5**0.5 / 3)
+    table = pd.DataFrame([{**row, "series": "linear", "task.length": length} for length in (3, 6)])
+    (figure,) = rl.plot("overlap", table, config_dir="mine").values()
+    assert figure.axes[0].lines[0].get_xydata() == pytest.approx(np.array([[3, 0.5 / 3], [6, 0.5 / 3]]))
+    assert rl.plot("overlap", table.assign(metric="other"), config_dir="mine") == {}
+
+
+def test_every_command_shown_parses(mine):
     """Verbs exist and overrides compose; the commands are not run."""
     from recall_lab.cli.base import compose
 
@@ -114,4 +132,4 @@ def test_every_command_shown_parses():
         if verb in ("run", "show", "probe", "check"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]
-            compose(overrides)
+            compose(overrides, "mine" if "--config-dir" in rest else None)

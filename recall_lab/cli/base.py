@@ -16,9 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recall_lab.checks import choice, flag, require
-from recall_lab.files import CONF
+from recall_lab.files import CONF, OWN, searched, use
 from recall_lab.folders import Config, flatten, without
-from recall_lab.messages import OWN, no_setting, one_line, searched
+from recall_lab.messages import no_setting, one_line
 from recall_lab.sweep import Sweep, current
 
 SIZES = ("small", "large")
@@ -32,7 +32,7 @@ GENERAL = (*PLACEMENT, "report", "select", "device", "threads", "deterministic")
 
 
 RATES = Path(__file__).parents[1] / "rates.yaml"
-"""task → mixer → learning rate."""
+"""task → mixer → learning rate. A folder given with --config-dir may have a rates.yaml of its own, which goes first."""
 
 DEFAULT_RATE = 1e-2
 """The rate of a mechanism or task that was not studied."""
@@ -71,8 +71,13 @@ def _note(line: str) -> None:
 
 
 def read_rates() -> dict[str, dict[str, float]]:
-    """The content of rates.yaml."""
-    return yaml.safe_load(RATES.read_text(encoding="utf-8"))
+    """The content of rates.yaml, with that of the user's own folder."""
+    found: dict[str, dict[str, float]] = {}
+    for path in (RATES, *(folder / RATES.name for folder in OWN)):
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+        for task, rates in (content or {}).items():
+            found[task] = found.get(task, {}) | rates
+    return found
 
 
 def launch(words: Iterable[str]) -> int:
@@ -95,13 +100,15 @@ def parse(overrides: Iterable[str]) -> list[Override]:
 def compose(overrides: Iterable[str], config_dir: str | None = None, with_hydra: bool = False) -> DictConfig:
     """The configuration as `recall-lab run` would compose it; with_hydra: with Hydra's own part and its choices.
 
-    Raises ValueError where config_dir is no folder.
+    config_dir  the user's own folder; None: the one in use, if any
+
+    Raises ValueError where config_dir cannot be used (see `files.use`).
     """
     overrides = list(overrides)
     if config_dir is not None:
-        require(Path(config_dir).is_dir(), f"--config-dir {config_dir}: there is no such folder")
-        OWN[:] = [Path(config_dir)]
-        overrides.append(f"hydra.searchpath=[{quoted('file://' + str(Path(config_dir).absolute()))}]")
+        use(config_dir)
+    for folder in OWN:
+        overrides.append(f"hydra.searchpath=[{quoted(f'file://{folder}')}]")
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", overrides, return_hydra_config=with_hydra)
 

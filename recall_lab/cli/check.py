@@ -111,11 +111,14 @@ def _mixer_findings(
 ) -> Iterator[Finding]:
     from recall_lab.contract import golden
     from recall_lab.contract.mixer import CHECKS
+    from recall_lab.mixer.base import Mixer
 
     mixer, fault = _made(make, **sizes)
     if mixer is None:
         yield Finding(False, fault, "construction")
         return
+    name = type(mixer).__name__
+    require(isinstance(mixer, Mixer), f"{name} has no queries, keys and values; it is checked when a run first uses it")
     yield from examine(CHECKS, mixer)
     if arrays is not None:
         try:

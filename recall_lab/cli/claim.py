@@ -14,7 +14,7 @@ from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
 from recall_lab.cli.base import compose, parse
 from recall_lab.cli.experiments import Job, Measured, collect, effective, measured, options, rows_of, run
-from recall_lab.files import CONF, replacing
+from recall_lab.files import replacing, searched, use
 from recall_lab.messages import print_error, print_line
 from recall_lab.page import attempt
 
@@ -24,8 +24,9 @@ TWICE = "_twice_the_steps"
 
 def names(config_dir: str | None = None) -> list[str]:
     """The names of all claims, those of config_dir included."""
-    found = [CONF / "claim", *([Path(config_dir) / "claim"] if config_dir else [])]
-    return sorted({path.stem for folder in found for path in folder.glob("*.yaml")})
+    if config_dir is not None:
+        use(config_dir)
+    return sorted({path.stem for folder in searched() for path in folder.glob("claim/*.yaml")})
 
 
 def load(chosen: Iterable[str], config_dir: str | None = None) -> dict[str, Claim]:

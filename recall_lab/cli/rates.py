@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from recall_lab.checks import require
-from recall_lab.cli.base import RATES, compose, read_rates
-from recall_lab.files import CONF, write_text
+from recall_lab.cli.base import RATES, compose
+from recall_lab.files import OWN, searched, write_text
 
 GRID = (3e-3, 1e-2, 3e-2)
 """The rates that a study begins with."""
@@ -26,12 +26,19 @@ SAME = 0.001
 
 
 def write(found: Mapping[str, Mapping[str, float]]) -> None:
-    """Adds rates to rates.yaml; a rate of the same task and mixer is replaced."""
-    rates = read_rates()
+    """Adds rates to rates.yaml, that of the user's own folder where there is one; a rate of the same task and mixer is
+    replaced."""
+    path = written()
+    rates = (yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
     for task, own in found.items():
         rates[task] = {**rates.get(task, {}), **own}
     first = RATES.read_text(encoding="utf-8").partition("\n")[0]
-    write_text(RATES, first + "\n" + yaml.safe_dump(rates, default_flow_style=None, sort_keys=False, width=110))
+    write_text(path, first + "\n" + yaml.safe_dump(rates, default_flow_style=None, sort_keys=False, width=110))
+
+
+def written() -> Path:
+    """The rates.yaml that a study writes to."""
+    return OWN[0] / RATES.name if OWN else RATES
 
 
 def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable[[list[str]], int]) -> int:
@@ -52,6 +59,7 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
         folder = Path("outputs", f"rates_{name}")
         untested = ["test.tokens=1", "test.sequences=1"]  # the choice is made on validation
         common = ["-m", f"experiment={name}", f"name=rates_{name}", "report=false", *untested]
+        common += [word for folder in OWN for word in ("--config-dir", str(folder))]
         grids: dict[str, set[float]] = {}
         wanted = {"": set(GRID)}
         while wanted:
@@ -67,19 +75,20 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
             found.setdefault(task, {})[mixer] = best(own)
         write(found)
         print(report.make(folder).text)
-        print(f"\n{RATES}: {found}")
+        print(f"\n{written()}: {found}")
     return code
 
 
 def _takes_rates(experiment: str) -> bool:
     """Whether the experiment exists and takes its rates from rates.yaml."""
-    if not (CONF / "experiment" / f"{experiment}.yaml").is_file():
+    if not any((folder / "experiment" / f"{experiment}.yaml").is_file() for folder in searched()):
         return False
     return OmegaConf.select(compose([f"experiment={experiment}"]), "train.lr") == "studied"
 
 
 def _known() -> list[str]:
-    return [path.stem for path in sorted((CONF / "experiment").glob("*.yaml")) if _takes_rates(path.stem)]
+    names = sorted(path.stem for folder in searched() for path in folder.glob("experiment/*.yaml"))
+    return [name for name in names if _takes_rates(name)]
 
 
 def _scores(folder: Path) -> dict[tuple[str, str], dict[float, float]]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor
 from itertools import pairwise
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +19,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from recall_lab import folders, messages
+from recall_lab import folders
 from recall_lab.checks import require
 from recall_lab.cli.base import (
     PLACEMENT,
@@ -32,7 +31,7 @@ from recall_lab.cli.base import (
     sized,
     sweep_folder,
 )
-from recall_lab.files import CONF
+from recall_lab.files import CONF, use, use_none
 from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
@@ -96,7 +95,10 @@ def main(arguments: list[str]) -> int:
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
     options, words = options_first(arguments)
-    messages.OWN[:] = [Path(folder) for word, folder in pairwise(options) if word in ("--config-dir", "-cd")]
+    try:
+        _use_own(options)
+    except ValueError as error:
+        return print_error(error)
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
     Preflight.sweep, Preflight.command = None, shlex.join(["recall-lab", "run", *arguments])
     code = _launch()
@@ -111,13 +113,24 @@ def main(arguments: list[str]) -> int:
         sweep.end()
 
 
+def _use_own(options: list[str]) -> None:
+    """Makes the folder given with --config-dir known, the last of several, as Hydra does. Raises what `use` raises."""
+    use_none()
+    for word, folder in pairwise(options):
+        if word == "--config-dir":
+            use(folder)
+
+
 def options_first(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
     """-m and --config-dir FOLDER, and all other words: argparse, within Hydra, accepts no option between overrides."""
     options: list[str] = []
     words: list[str] = []
     for word in arguments:
-        folder_expected = options[-1:] in (["--config-dir"], ["-cd"])
-        (options if folder_expected or word in ("-m", "--multirun", "--config-dir", "-cd") else words).append(word)
+        name, equals, folder = word.partition("=")
+        if name in ("--config-dir", "-cd") and options[-1:] != ["--config-dir"]:
+            options += ["--config-dir", folder] if equals else ["--config-dir"]
+        else:
+            (options if options[-1:] == ["--config-dir"] or word in ("-m", "--multirun") else words).append(word)
     return options, words
 
 

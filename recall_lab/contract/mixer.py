@@ -7,6 +7,7 @@ A check takes a mixer, which it leaves unchanged, and uses what the mixer declar
 import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -228,7 +229,7 @@ CHECKS = (
 """All checks of a mixer."""
 
 
-def built(make: Callable[..., Mixer], **sizes: int) -> Mixer:
+def built(make: Callable[..., Any], **sizes: int) -> Any:
     """The mixer with the weights of seed 0."""
     torch.manual_seed(0)
     return make(**sizes)

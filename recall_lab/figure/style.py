@@ -46,6 +46,7 @@ FIXED = {
     "path_attn": ("#003c00", "^"),
     "deltaformer": ("#4b004b", "D"),
     "hybrid": ("#a0522d", "3"),
+    "module": ("#5a5a2a", "4"),
 }
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
 

@@ -5,7 +5,7 @@ subclass that adds its mathematics as `parallel` and `recurrence`, pure function
 the options. Everything else follows from these two.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +17,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from recall_lab.checks import flag, require, whole_number
+from recall_lab.mixer.layer import AnyTrace, Layer
+from recall_lab.mixer.layer import state_bytes as state_bytes
+from recall_lab.mixer.layer import state_elements as state_elements
 from recall_lab.mixer.short_conv import ShortConv
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
 
@@ -28,7 +31,7 @@ else:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Mixer(nn.Module, ABC):
+class Mixer(Layer):
     """y = o_proj(gate(norm(mechanism(q, k, v, gates)))), q, k, v being projections of x, convolved; x and y are b t m.
 
     A mechanism is a subclass, itself a dataclass with the same decorator. It declares its options as fields and makes
@@ -68,14 +71,6 @@ class Mixer(nn.Module, ABC):
     They have no effect where gates are given as numbers."""
     position_options: ClassVar[tuple[str, ...]] = ()
     """Names of options that encode the positions of tokens in q and k, or in their products."""
-    compiles: ClassVar[bool] = True
-    """Whether torch.compile takes less than about a minute for it; train.compile=true is refused otherwise.
-
-    Its time grows with the number of operations, which for a loop over positions or blocks grows with the length."""
-    no_weight_decay: ClassVar[tuple[str, ...]] = ()
-    """Names of the mechanism's own parameters with two or more axes that are exempt from weight decay.
-
-    Parameters with fewer axes (biases, norms, learned lengths, decays) are always exempt."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -208,10 +203,6 @@ class Mixer(nn.Module, ABC):
         return self.o_proj(o)
 
     def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
-        """The outputs (b t m) for a segment x that continues from `state`, and the state after it.
-
-        An empty segment (t = 0) has empty outputs and leaves the state unchanged.
-        """
         if x.shape[1] == 0:
             return x, self.initial_state(len(x)) if state is None else state
         q, k, v, gates, carried = self.project(x, state)
@@ -219,43 +210,30 @@ class Mixer(nn.Module, ABC):
         return self.read_out(o, x), after | carried
 
     def step(self, x: Hidden, state: State) -> tuple[Hidden, State]:
-        """One step of decoding: the output (b 1 m) for a token that continues from `state`, and the state after it."""
         q, k, v, gates, carried = self.project(x, state)
         o, after = self.recurrence(q, k, v, gates, without_conv(state))
         return self.read_out(o, x), after | carried
 
     def initial_state(self, batch: int = 1) -> State:
-        """The state before the first token, with the device and dtype of the weights."""
         x = self.q_proj.weight.new_zeros(batch, 1, self.d_model)
         q = x.new_zeros(batch, self.heads, 1, self.d_key)
         state = self.empty_state(q, x.new_zeros(batch, self.heads, 1, self.d_value))
         return state if self.conv is None else state | {"conv": self.conv.empty_cache(x)}
 
-    @torch.no_grad()
     def state_size(self, length: int) -> tuple[int, int]:
-        """(elements, bytes) of the state after `length` tokens of one sequence.
+        size = super().state_size(length)
+        assert size is not None
+        return size
 
-        They are counted on the state that `step` returns, including the short convolution's cache.
-        """
-        x = self.q_proj.weight.new_zeros(1, length, self.d_model)
-        _, state = self.forward(x[:, 1:], self.initial_state())
-        _, state = self.step(x[:, :1], state)
-        return state_elements(state), state_bytes(state)
+    def trace(self, x: Hidden, source: Int[Tensor, "b t"], layer: int) -> tuple["Trace", Hidden]:
+        q, k, v, gates, _ = self.project(x)  # b h t k, b h t k, b h t v
+        o, _ = self.parallel(q, k, v, gates)  # b h t v
+        return Trace(self, q, k, v, gates, o, source, layer), self.read_out(o, x)
 
 
 def without_conv(state: State) -> State:
     """The mechanism's part of a state, without that of the short convolution."""
     return {name: part for name, part in state.items() if name != "conv"}
-
-
-def state_elements(state: State) -> int:
-    """Number of elements of a state, summed over the batch."""
-    return sum(part.numel() for part in state.values())
-
-
-def state_bytes(state: State) -> int:
-    """Number of bytes of a state, summed over the batch."""
-    return sum(part.numel() * part.element_size() for part in state.values())
 
 
 def query_scale(d_key: int) -> float:
@@ -282,7 +260,7 @@ def l2_normalize(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(AnyTrace):
     """What one mixer computed on one batch.
 
     A trained model makes one for each layer, the oracle makes one from random vectors; a probe treats both alike.

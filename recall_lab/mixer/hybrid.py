@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 
 from recall_lab.checks import require
-from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.layer import Layer
 
 
 def hybrid(
     *,
     pattern: Sequence[str],
-    first: Callable[..., Mixer],
-    second: Callable[..., Mixer],
-    third: Callable[..., Mixer] | None = None,
-) -> list[Callable[..., Mixer]]:
+    first: Callable[..., Layer],
+    second: Callable[..., Layer],
+    third: Callable[..., Layer] | None = None,
+) -> list[Callable[..., Layer]]:
     """The constructors of the layers' mixers, in the order of `pattern`, from the lowest layer up.
 
     A model takes this list in place of a single constructor; with more layers than the pattern has entries it repeats

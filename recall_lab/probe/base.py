@@ -2,7 +2,8 @@
 
 A probe is a function that returns rows. The name of its first argument decides how it is called: probe(trace, rng),
 where the trace holds what one mixer computed on one batch (a layer of a model, or a mechanism in the oracle), or
-probe(model, batch, rng). rng is a numpy generator. Options are keyword arguments, set in conf/probe/NAME.yaml.
+probe(model, batch, rng). A probe whose trace is annotated as AnyTrace also takes that of a layer without queries, keys
+and values. rng is a numpy generator. Options are keyword arguments, set in conf/probe/NAME.yaml.
 """
 
 import inspect
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from recall_lab.checks import require
 from recall_lab.folders import Row
 from recall_lab.mixer.base import Trace
+from recall_lab.mixer.layer import AnyTrace, LayerTrace
 from recall_lab.shapes import State
 from recall_lab.task.base import IGNORE, Batch
 
@@ -51,23 +53,26 @@ def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.
     return rows
 
 
-def run_on_trace(probe: Probe, trace: Trace, rng: np.random.Generator) -> list[Row]:
+def run_on_trace(probe: Probe, trace: AnyTrace, rng: np.random.Generator) -> list[Row]:
     """Runs one probe on one trace and returns its rows, with the probe's name in the column `probe`.
 
-    Raises ProbeError if the probe takes a model, if q, k, v or o of the trace is not finite, if the probe raises an
-    exception, or if a row holds a number that is not finite.
+    Raises ProbeError if the probe takes a model, if it needs queries, keys and values and the layer has none, if inputs
+    or outputs in the trace are not finite, if the probe raises an exception, or if a row holds a number that is not.
     """
     if takes(probe) != "trace":
         raise ProbeError(f"probe {name(probe)}: needs a trained model, but only a trace is available")
     title = f"probe {name(probe)}, layer {trace.layer}"
-    for part in ("q", "k", "v", "o"):
+    inputs, output = ("qkv", "o") if isinstance(trace, Trace) else ("x", "y")
+    mixer = type(getattr(trace, "mixer", None)).__name__
+    if isinstance(trace, LayerTrace) and not takes_any(probe):
+        raise ProbeError(f"{title}: needs queries, keys and values, which {mixer} does not have")
+    for part in (*inputs, output):
         x = getattr(trace, part)
         bad = int((~x.isfinite()).sum())
-        what = "outputs" if part == "o" else "inputs"
+        what = "outputs" if part == output else "inputs"
         if bad:
             raise ProbeError(
-                f"{title}: the {what} {part} of {type(trace.mixer).__name__} hold {bad} numbers of {x.numel()} "
-                "that are not finite"
+                f"{title}: the {what} {part} of {mixer} hold {bad} numbers of {x.numel()} that are not finite"
             )
     return _rows(probe, title, trace, rng)
 
@@ -89,7 +94,7 @@ def run_on_model(probe: Probe, model: nn.Module, batch: Batch, rng: np.random.Ge
         model.train(training)
 
 
-def trace_model(model: nn.Module, batch: Batch, roles: Shaped[np.ndarray, "b t *c"] | None = None) -> list[Trace]:
+def trace_model(model: nn.Module, batch: Batch, roles: Shaped[np.ndarray, "b t *c"] | None = None) -> list[AnyTrace]:
     """One trace per layer, from one forward pass of the model in evaluation mode and without gradients.
 
     roles  the roles of the tokens (`Task.roles`), which the traces then hold; where a position has several tokens, that
@@ -102,13 +107,14 @@ def trace_model(model: nn.Module, batch: Batch, roles: Shaped[np.ndarray, "b t *
     model.eval()
     try:
         with torch.no_grad():
-            trace = cast(Callable[..., list[Trace]], model.trace)
+            trace = cast(Callable[..., list[AnyTrace]], model.trace)
             traces = trace(torch.from_numpy(batch.tokens).to(device), positions)
     finally:
         model.train(training)
     if roles is None:
         return traces
-    return [replace(one, roles=roles if roles.ndim == 2 else roles[..., 0]) for one in traces]
+    words = roles if roles.ndim == 2 else roles[..., 0]
+    return [replace(one, roles=words) if isinstance(one, Trace | LayerTrace) else one for one in traces]
 
 
 def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
@@ -142,6 +148,11 @@ def _plain(x: Any) -> Any:
 def takes(probe: Probe) -> str:
     """What the probe is called with: "trace" or "model". This is the name of its first argument."""
     return next(iter(inspect.signature(probe).parameters))
+
+
+def takes_any(probe: Probe) -> bool:
+    """Whether the probe also takes the trace of a layer without queries, keys and values."""
+    return next(iter(inspect.signature(probe).parameters.values())).annotation is AnyTrace
 
 
 def name(probe: Probe) -> str:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from recall_lab.checks import flag, require, whole_number
 from recall_lab.mixer.base import Trace, state_bytes
+from recall_lab.mixer.layer import AnyTrace, LayerTrace
 from recall_lab.probe.base import Row
 from recall_lab.shapes import Gates, Query, State, Value
 from recall_lab.theory import fits
@@ -17,7 +18,7 @@ from recall_lab.theory import fits
 
 @torch.no_grad()
 def cost(
-    trace: Trace,
+    trace: AnyTrace,
     rng: np.random.Generator,
     *,
     lengths: Sequence[int] = (256, 512, 1024, 2048),
@@ -37,8 +38,10 @@ def cost(
                                        products, softmax attention and linear solves; elementwise operations are free
       prefill_seconds, decode_seconds  time of the same two steps
       state_bytes                      size of the state after that token
+    A layer without queries, keys and values is measured as a whole, with projections. It has no FLOPs, because those
+    in kernels of other libraries are not counted; state_bytes and decode_seconds only where the layer has a state.
     exponent is the fitted slope of log(metric) over log(n), with its 95 % interval; the column `of` names the metric.
-    Raises ValueError for an option outside its range.
+    Raises ValueError for an option outside its range, and for timed=false where nothing else is measured.
     """
     for length in lengths:
         whole_number("lengths", length)
@@ -48,18 +51,24 @@ def cost(
     rows: list[Row] = []
     points: dict[str, list[tuple[int, float]]] = {}
     for length in lengths:
-        for metric, value in measure(trace, length, repeats if timed else 0).items():
+        measured = measure(trace, length, repeats if timed else 0)
+        require(bool(measured), "timed=False: of this layer, only times can be measured")
+        for metric, value in measured.items():
             rows.append({"metric": metric, "value": value, "length": length})
             points.setdefault(metric, []).append((length, value))
     for metric, pairs in points.items():
         if all(value > 0 for _, value in pairs):
             slope, low, high = fits.exponent(tuple(n for n, _ in pairs), tuple(value for _, value in pairs))
             rows.append({"metric": "exponent", "of": metric, "value": slope, "low": low, "high": high})
-    return [{"layer": trace.layer, "d_key": trace.k.shape[-1], **row} for row in rows]
+    width = {"d_key": trace.k.shape[-1]} if isinstance(trace, Trace) else {}
+    return [{"layer": trace.layer, **width, **row} for row in rows]
 
 
-def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
+def measure(trace: AnyTrace, length: int, repeats: int) -> dict[str, float]:
     """Metric → value at one length. Times are left out if repeats is 0."""
+    if isinstance(trace, LayerTrace):
+        return _measure_layer(trace, length, repeats)
+    assert isinstance(trace, Trace)
     q, k, v, gates = _repeated(trace, length + 1)
     segment, token = slice(length), slice(length, None)
     prefill = partial(_prefill, trace, q[:, :, segment], k[:, :, segment], v[:, :, segment], _cut(gates, segment))
@@ -74,6 +83,19 @@ def measure(trace: Trace, length: int, repeats: int) -> dict[str, float]:
     if repeats:
         found["prefill_seconds"] = fastest(prefill, repeats, q.device)
         found["decode_seconds"] = fastest(decode, repeats, q.device)
+    return found
+
+
+def _measure_layer(trace: LayerTrace, length: int, repeats: int) -> dict[str, float]:
+    x = trace.x[:1, torch.arange(length + 1, device=trace.x.device) % trace.x.shape[1]]
+    segment, token = x[:, :length], x[:, length:]
+    size = trace.mixer.state_size(length + 1)
+    found: dict[str, float] = {"state_bytes": size[1]} if size else {}
+    if repeats:
+        found["prefill_seconds"] = fastest(partial(trace.mixer, segment), repeats, x.device)
+        if size:
+            state = trace.mixer(segment)[1]
+            found["decode_seconds"] = fastest(partial(trace.mixer.step, token, state), repeats, x.device)
     return found
 
 

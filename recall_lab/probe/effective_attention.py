@@ -9,7 +9,9 @@ from torch import Tensor
 
 from recall_lab.checks import flag, whole_number
 from recall_lab.mixer.base import Trace
+from recall_lab.mixer.layer import AnyTrace, LayerTrace
 from recall_lab.probe.base import Row, bins, state_vector
+from recall_lab.probe.jacobian import influence_of_inputs
 from recall_lab.probe.queries import derivative, double, exact
 from recall_lab.probe.rows import mean_row, spread_rows
 from recall_lab.shapes import Attention, State
@@ -21,7 +23,7 @@ CELLS = 128
 
 @torch.no_grad()
 def effective_attention(
-    trace: Trace,
+    trace: AnyTrace,
     rng: object,
     *,
     top: int = 4,
@@ -51,32 +53,39 @@ def effective_attention(
       sink_mass         Σ_s p_ts over the first `sink` tokens
     One value per head: static_share (see `static_share`), and residual, ‖A v − o‖/‖o‖, 0 where A v and o are zero.
     For a mechanism that is not linear in v, A is its influence (see `influence`), every metric has the prefix
-    influence_, and there is no residual.
+    influence_, and there is no residual. For a layer without queries, keys and values, its inputs take the place of the
+    values (see `influence_of_inputs`).
     Raises ValueError for an option outside its range.
     """
     whole_number("top", top)
     whole_number("sink", sink, 0)
     whole_number("token_bins", token_bins, 0)
     flag("matrix", matrix)
-    linear = trace.mixer.linear_in_v
-    attention = trace.mixer.effective_attention(trace.q, trace.k, trace.gates) if linear else influence(trace)
+    linear = trace if isinstance(trace, Trace) and trace.mixer.linear_in_v else None
+    attention = linear.mixer.effective_attention(linear.q, linear.k, linear.gates) if linear else _influence(trace)
     prefix = "" if linear else "influence_"
+    width = {"d_key": trace.k.shape[-1]} if isinstance(trace, Trace) else {}
     has_answer = trace.source != IGNORE
-    held = max(1, trace.mixer.short_conv)
+    held = max(1, trace.mixer.short_conv) if isinstance(trace, Trace) else 1
     queries = has_answer if has_answer.any() else torch.ones_like(has_answer)
     rows: list[Row] = []
     for head in range(attention.shape[1]):
         found = spread(attention[:, head], queries, trace.source, top, sink, token_bins, held)
         found.append(mean_row("static_share", static_share(attention[:, head], queries)))
         if linear:
-            o = trace.o[:, head]
-            error = (attention[:, head] @ trace.v[:, head] - o).norm() / o.norm().clamp(min=torch.finfo(o.dtype).tiny)
+            o = linear.o[:, head]
+            error = (attention[:, head] @ linear.v[:, head] - o).norm() / o.norm().clamp(min=torch.finfo(o.dtype).tiny)
             found.append({"metric": "residual", "value": float(error)})
         if matrix:
             found += matrix_rows(attention[0, head], trace.source[0])
-        where = {"layer": trace.layer, "head": head, "d_key": trace.k.shape[-1]}
+        where = {"layer": trace.layer, "head": head, **width}
         rows += [{**where, **row, "metric": prefix + row["metric"]} for row in found]
     return rows
+
+
+def _influence(trace: AnyTrace) -> Attention:
+    assert isinstance(trace, Trace | LayerTrace)
+    return influence(trace) if isinstance(trace, Trace) else influence_of_inputs(trace)
 
 
 def spread(
