@@ -48,6 +48,9 @@ Config = dict[str, Any]
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
 
+REPLICATES = ("seed", "data_seed")
+"""Settings that make another run of the same condition."""
+
 CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
                  "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""

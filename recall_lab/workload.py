@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -32,6 +33,8 @@ from recall_lab.train import Cell, Scores, Testing, Training
 
 MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
 """A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
+
+T = TypeVar("T")
 
 log = logging.getLogger("recall_lab")
 
@@ -71,6 +74,10 @@ class Workload(ABC):
     """A kind of run."""
 
     @abstractmethod
+    def check(self) -> None:
+        """Raises an error if `run` would raise it before any work is done, without allocating weights."""
+
+    @abstractmethod
     def run(self, space: Workspace) -> Outcome:
         """Does the work, on the space's device, and returns its rows."""
 
@@ -101,13 +108,22 @@ class TrainAndTest(Workload):
         _check_seeds(self.seed, self.data_seed)
         optimization.check(self.optimizer, self.schedule, self.train.weight_decay)
 
+    def check(self) -> None:
+        trained = self._trained(warn=False)
+        if self.test.cells is not None:  # derived cells are possible
+            train.test_cells(self.task, self.test.cells, trained)
+        _without_memory(lambda: self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer))
+
+    def _trained(self, warn: bool = True) -> list[Cell]:
+        return train.training_cells(self.task, self.train.cells, warn)
+
     def untrained(self) -> Model:
         """The model with the initial weights of `seed`, on the CPU."""
         torch.manual_seed(self.seed)
         return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
 
     def run(self, space: Workspace) -> Outcome:
-        trained = train.training_cells(self.task, self.train.cells)
+        trained = self._trained()
         tested = train.test_cells(self.task, self.test.cells, trained)
         model = self.untrained().to(space.device)
         log.info("%s: %d parameters", space.device, sum(p.numel() for p in model.parameters()))
@@ -156,12 +172,18 @@ class AskOracle(Workload):
             bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
         )
 
-    def run(self, space: Workspace) -> Outcome:
+    def check(self) -> None:
+        self.oracle.check(_without_memory(self._made))
+
+    def _made(self) -> Mixer:
         if isinstance(self.mixer, list):
             raise ValueError("the oracle runs one mechanism, not a hybrid of several")
+        return self.oracle.mixer(self.mixer)
+
+    def run(self, space: Workspace) -> Outcome:
         torch.manual_seed(self.seed)
         rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
-        mixer = self.oracle.mixer(self.mixer).to(space.device)
+        mixer = self._made().to(space.device)
         trace = self.oracle.trace(mixer, rng)
         columns = {
             f"oracle.{name}": value for name, value in dataclasses.asdict(self.oracle).items() if name != "gates"
@@ -192,9 +214,15 @@ class ProbeRun(Workload):
     swapped: str = ""
     """Name of the mixer if it is not the trained one; it is then also scored on the test cells."""
 
+    def check(self) -> None:
+        _without_memory(self._model)
+
+    def _model(self) -> Model:
+        return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
+
     def run(self, space: Workspace) -> Outcome:
         cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))
-        model = self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer).to(space.device)
+        model = self._model().to(space.device)
         rows: list[Row] = []
         missing: list[str] = []
         for step, weights in self._weights(space):
@@ -281,6 +309,15 @@ def _rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> l
 def cell_columns(task: Task) -> Row:
     """The parameters of the task in a cell, as columns of the table."""
     return {f"task.{name}": value for name, value in dataclasses.asdict(task).items()}
+
+
+def _without_memory(make: Callable[[], T]) -> T:
+    """What `make` makes, without memory for its tensors, unless it reads a number from one of them."""
+    try:
+        with torch.device("meta"):
+            return make()
+    except Exception:  # an error of the settings is raised again
+        return make()
 
 
 def _keep(model: nn.Module, path: Path) -> None:

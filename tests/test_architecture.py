@@ -37,6 +37,7 @@ WITHOUT_TORCH = (
     "series",
     "families",
     "sweep",
+    "times",
     "results",
     "claim",
     "fairness",

@@ -22,6 +22,7 @@ from omegaconf import DictConfig
 
 from recall_lab import folders, messages
 from recall_lab.checks import require
+from recall_lab.cli import plan
 from recall_lab.cli.base import (
     PLACEMENT,
     experiment_files,
@@ -36,11 +37,16 @@ from recall_lab.files import CONF
 from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
 
+DRY = "--dry-run"
+"""The option that lists the jobs and starts none."""
+
 
 class Preflight(Callback):
     """Before Hydra writes anything: settings that would be ignored are refused, and the output folder is claimed."""
 
     sweep: Sweep | None = None
+    dry = False
+    """--dry-run: nothing is started or written."""
     report = False
     """Whether this command ends with a report."""
     command = ""
@@ -56,6 +62,8 @@ class Preflight(Callback):
             refuse(config, overrides)
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
+            if Preflight.dry:
+                return Preflight.look(folder, config)
             folders.claim(folder, [str(name) for name in config.select])
             experiment = experiment_files(config)[:1]
             folders.add_command(folder, Preflight.command, "".join(map(leading_comment, experiment)))
@@ -66,6 +74,15 @@ class Preflight(Callback):
             raise SystemExit(print_error(error)) from error
 
     on_multirun_start = on_run_start
+
+    @staticmethod
+    def look(folder: Path, config: DictConfig) -> None:
+        """--dry-run: checks the folder without creating it. Of a single run it prints what would be done, and exits; a
+        sweep's jobs are composed by the sweeper."""
+        if folder.is_dir() and any(folder.iterdir()):
+            folders.claim(folder)
+        if config.hydra.mode == RunMode.RUN:
+            raise SystemExit(plan.show([plan.single(config)], config))
 
 
 def _refuse_placement(swept: list[str]) -> None:
@@ -80,7 +97,8 @@ def _refuse_placement(swept: list[str]) -> None:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
     """One job: one run in its folder. Returns its validation loss. Raises what `base.job` raises."""
-    settings, sweep = job(config)
+    sweep = current(sweep_folder(config))
+    settings = job(config, sweep.folder)
     loss = sweep.found(settings)
     if loss is not None:
         return loss
@@ -95,9 +113,10 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Returns the exit status: 0 only if every run of this command is finished."""
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
-    options, words = options_first(arguments)
+    options, words = options_first(word for word in arguments if word != DRY)
     messages.OWN[:] = [Path(folder) for word, folder in pairwise(options) if word in ("--config-dir", "-cd")]
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
+    Preflight.dry = DRY in arguments
     Preflight.sweep, Preflight.command = None, shlex.join(["recall-lab", "run", *arguments])
     code = _launch()
     sweep = Preflight.sweep
