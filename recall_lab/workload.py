@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from recall_lab import checkpoint, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
 from recall_lab.folders import Row
-from recall_lab.messages import one_line
+from recall_lab.measuring import Scoring, Workspace, probe_model, rows_of
 from recall_lab.mixer.base import Mixer
 from recall_lab.model import Model
 from recall_lab.optimization import ADAMW, OptimizerFactory, ScheduleFactory
@@ -37,24 +37,6 @@ MixerFactory = Callable[..., Mixer] | list[Callable[..., Mixer]]
 T = TypeVar("T")
 
 log = logging.getLogger("recall_lab")
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """What a run needs besides its settings: folder, device, a report of progress, and whether to stop."""
-
-    folder: Path
-    device: torch.device
-    advance: Callable[[Scores], None] = lambda point: None
-    """Called with every new point of the training curve."""
-    stop: Callable[[], bool] = lambda: False
-    """Called before every training step and every tested cell. If it returns True, train.Interrupted is raised; during
-    training a checkpoint is saved first."""
-
-    def check(self) -> None:
-        """Raises train.Interrupted if the run should stop."""
-        if self.stop():
-            raise train.Interrupted("stopped before all cells were tested")
 
 
 @dataclass(frozen=True)
@@ -137,7 +119,8 @@ class TrainAndTest(Workload):
         saved = space.folder / "checkpoint.pt"
         training = dataclasses.replace(self.train, cells=trained)
         how = (self.optimizer, self.schedule)
-        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
+        trainer = partial(train.train, stepped=lambda step: space.progress("training", step, self.train.steps))
+        curve = trainer(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
         write_json(space.folder / "curve.json", curve)
         validation = Scoring(
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences
@@ -145,7 +128,8 @@ class TrainAndTest(Workload):
         test = Scoring(self.task, tested, self.data_seed, "test", self.test.sequences_of)
         trained_for = {"split": "validation", "metric": "steps", "value": curve[-1]["step"]}  # fewer where solved early
         rows = [*validation.rows(model, space), *test.rows(model, space), trained_for]
-        found, missing = probe_model(self.probe, model, self.task, tested, self.data_seed, self.test.probe_sequences)
+        cells = space.cells("probes", tested)
+        found, missing = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
         last = curve[-1]
         summary = f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps"
         return Outcome(rows + found, summary, float(last["loss"]), missing)
@@ -191,7 +175,7 @@ class AskOracle(Workload):
         rows: list[Row] = []
         missing: list[str] = []
         for probe in (self.probe or {}).values():
-            rows += _rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
+            rows += rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
         require(bool(rows), "; ".join(missing) or "the probes returned no rows")
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
@@ -230,7 +214,8 @@ class ProbeRun(Workload):
                 model.load_state_dict(weights)
             except RuntimeError as error:
                 raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
-            found, failed = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
+            at = space.cells("probes", cells)
+            found, failed = probe_model(self.probe, model, self.task, at, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
             missing += failed
         if self.swapped:
@@ -242,73 +227,6 @@ class ProbeRun(Workload):
         for path in [] if self.swapped else sorted((space.folder / "weights").glob("*.pt")):
             yield int(path.stem), checkpoint.load(path, space.device)
         yield None, checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """Scores of a model in every cell of one split."""
-
-    task: Task
-    cells: Sequence[Cell]
-    data_seed: int
-    split: str
-    sequences: Callable[[Task], int]
-    """How many sequences of a cell are scored."""
-
-    def rows(self, model: Model, space: Workspace) -> list[Row]:
-        """The metrics of `train.evaluate`, the chance level, and the size of the state at the end of a sequence."""
-        rows: list[Row] = []
-        for cell in self.cells:
-            space.check()
-            at = self.task.at(**cell)
-            count = self.sequences(at)
-            scores = train.evaluate(model, self.task, cell, self.data_seed, self.split, count, space.device)
-            elements, size = model.state_size(at.length)
-            scores |= {"chance": at.chance, "state_elements": elements, "state_bytes": size}
-            columns = {**cell_columns(at), "split": self.split}
-            rows += [{**columns, "metric": name, "value": value} for name, value in scores.items()]
-            log.info("%s %s: %s", self.split, cell, scores)
-        return rows
-
-
-def probe_model(
-    probes: dict[str, Probe] | None, model: Model, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
-) -> tuple[list[Row], list[str]]:
-    """The rows of every probe in every cell, and one line for each that failed.
-
-    Each cell has its own stream of data, and no probe's draws depend on which other probes there are.
-    """
-    rows: list[Row] = []
-    missing: list[str] = []
-    for cell in cells if probes else []:
-        at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
-        batch = at.sample(sequences, rng)
-        columns = {**cell_columns(at), "split": "probe"}
-        traces = probing.trace_model(model, batch, at.roles(batch.tokens))
-        for probe in (probes or {}).values():
-            draws = copy.deepcopy(rng)
-            if probing.takes(probe) == "trace":
-                calls = [partial(probing.run_on_trace, probe, trace, draws) for trace in traces]
-            else:
-                calls = [partial(probing.run_on_model, probe, model, batch, draws)]
-            found = [row for call in calls for row in _rows_of(call, f" (cell {cell})", missing)]
-            rows += [{**columns, **row} for row in found]
-    return rows, missing
-
-
-def _rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
-    """What one probe returns. Where it fails, the failure becomes a line of `missing`, and sound rows are kept."""
-    try:
-        return call()
-    except probing.ProbeError as error:
-        log.exception("a probe failed%s", where)
-        missing.append(one_line(error) + where)
-        return error.rows
-
-
-def cell_columns(task: Task) -> Row:
-    """The parameters of the task in a cell, as columns of the table."""
-    return {f"task.{name}": value for name, value in dataclasses.asdict(task).items()}
 
 
 def _without_memory(make: Callable[[], T]) -> T:

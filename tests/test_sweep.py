@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -179,19 +180,32 @@ def test_ctrl_c_explains_how_to_resume():
     assert states("long") == ["interrupted"]
 
 
-def test_two_processes_never_work_on_one_run(capsys):
+def test_two_processes_never_work_on_one_run(capsys, monkeypatch):
+    """A run of another process is left to it; when that has ended without finishing the run, it is taken over."""
     from filelock import FileLock
+
+    from recall_lab import sweep
 
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     files.write_json(folder / "status.json", files.read_json(folder / "status.json") | {"state": "running"})
     before = (folder / "status.json").read_text()
-    with FileLock(folder / ".lock"):
-        assert recall(*TINY) == 1
+    lock = FileLock(folder / ".lock")
+
+    def other_process_ends(seconds):
+        assert (folder / "status.json").read_text() == before
+        lock.release()
+
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=other_process_ends))
+    with lock:
+        assert recall(*TINY) == 0
     printed = capsys.readouterr()
-    assert "another process is working on it" in printed.out
-    assert printed.err == f"recall-lab: {folder} is being worked on by another process\n"
-    assert (folder / "status.json").read_text() == before
+    lines = printed.out.splitlines()[-3:]
+    assert "another process is working on it" in lines[0]
+    assert lines[1] == "waiting   for other processes to end their runs: 1"
+    assert lines[2].startswith("finished  ")
+    assert printed.err == ""
+    assert states("main") == ["finished"]
 
 
 @pytest.mark.slow

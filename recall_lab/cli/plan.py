@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recall_lab.cli.base import job, sweep_folder
+from recall_lab.files import whole
 from recall_lab.folders import Config, identity, status, title
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
 from recall_lab.sweep import Sweep
@@ -44,9 +45,25 @@ class Job:
         return self.state not in ("finished", "impossible")
 
 
-def single(config: DictConfig) -> Job:
-    """The only job of a command. config: with Hydra's part, which is in place."""
-    return _job((), config, sweep_folder(config))
+COMPOSED: dict[tuple[str, ...], Config] = {}
+"""The settings of the jobs that `jobs` has composed, by their overrides."""
+
+
+def settings(loader: ConfigLoader, config: DictConfig, words: Words, number: int) -> Config:
+    """The settings of a job that is about to start, composed unless they are known.
+
+    number  of the job in the sweep, ${hydra:job.num}
+    """
+    if tuple(words) in COMPOSED:
+        return COMPOSED[tuple(words)]
+    composed = loader.load_sweep_config(config, list(words))
+    with open_dict(composed):
+        composed.hydra.job.id, composed.hydra.job.num = f"{composed.hydra.job.name}_{number}", number
+    try:
+        HydraConfig.instance().set_config(composed)
+        return job(composed, sweep_folder(config))
+    finally:
+        HydraConfig.instance().set_config(config)
 
 
 def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> list[Job]:
@@ -55,6 +72,7 @@ def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> li
     config  that of the sweep, composed without the swept settings, with Hydra's part
     """
     found, folder = [], sweep_folder(config)
+    COMPOSED.clear()
     try:
         for words in every:
             composed = loader.load_sweep_config(config, list(words))
@@ -64,6 +82,7 @@ def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> li
         return [Job(words) for words in every]  # none is left out: their numbers must not change
     finally:
         HydraConfig.instance().set_config(config)
+    COMPOSED.update((tuple(each.words), each.settings) for each in found if each.settings)
     return found
 
 
@@ -71,6 +90,8 @@ def _job(words: Words, config: DictConfig, folder: Path) -> Job:
     settings = job(config, folder)
     facts = status(folder / identity(settings))
     state = STATES.get(facts["state"], "to resume")
+    if state == "finished" and not whole(folder / identity(settings) / "rows.json"):
+        state = "to resume"
     if state != "finished":
         from recall_lab.building import check
 
@@ -97,9 +118,12 @@ def refuse_impossible(found: Sequence[Job], skip: bool) -> int:
 
 
 def start(found: Sequence[Job], sweep: Sweep) -> list[Words]:
-    """Prints and notes what is finished, and returns the other jobs that are possible."""
-    for each in found:
-        if each.state == "finished" and each.settings is not None:
+    """Notes all jobs, prints what is finished, and returns the other jobs that are possible."""
+    composed = [each for each in found if each.settings is not None and each.state != "impossible"]
+    sweep.plan({identity(each.settings): title("", each.settings).strip() for each in composed if each.settings})
+    known = sweep.last()
+    for each in composed:
+        if each.state == "finished" and each.settings and identity(each.settings) not in known:
             sweep.found(each.settings)
     return [each.words for each in found if each.unfinished]
 
@@ -127,7 +151,8 @@ def listing(found: Sequence[Job], folder: Path, parallel: int | None) -> str:
         name = identity(each.settings) if each.settings else ""
         lines.append(f"{each.state:<10} {name:<12} {describe(each, found)}  {expected}".rstrip())
     states = Counter(each.state for each in found)
-    summary = f"{len(found)} job{'s' * (len(found) > 1)}: " + ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    summary = f"{len(found)} job{'s' * (len(found) > 1)}: {counts}"
     left = sum(each.unfinished for each in found)
     if left:
         summary += f"; {in_words(total)} of work" if unknown < left else "; time unknown"
