@@ -13,7 +13,7 @@ from command_line import LONG, SERIAL, TINY, background, recall, run_folders, sh
 from hydra.core.plugins import Plugins
 
 from recall_lab import building, files, folders
-from recall_lab.cli import run
+from recall_lab.cli import plan, run
 from recall_lab.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -180,32 +180,50 @@ def test_ctrl_c_explains_how_to_resume():
     assert states("long") == ["interrupted"]
 
 
-def test_two_processes_never_work_on_one_run(capsys, monkeypatch):
-    """A run of another process is left to it; when that has ended without finishing the run, it is taken over."""
+@pytest.mark.parametrize("words", [[], ["-m", SERIAL]], ids=["run", "sweep"])
+@pytest.mark.parametrize("state", ["finished", "running"])
+def test_two_processes_never_work_on_one_run(words, state, capsys, monkeypatch):
+    """A run of another process is left to it; if that ends without having finished the run, it is taken over."""
     from filelock import FileLock
 
     from recall_lab import sweep
 
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
-    files.write_json(folder / "status.json", files.read_json(folder / "status.json") | {"state": "running"})
+    facts = files.read_json(folder / "status.json")
+    files.write_json(folder / "status.json", facts | {"state": "running"})
     before = (folder / "status.json").read_text()
     lock = FileLock(folder / ".lock")
 
     def other_process_ends(seconds):
         assert (folder / "status.json").read_text() == before
+        files.write_json(folder / "status.json", facts | {"state": state})
         lock.release()
 
     monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=other_process_ends))
+    capsys.readouterr()
     with lock:
-        assert recall(*TINY) == 0
+        assert recall(*words, *TINY) == 0
     printed = capsys.readouterr()
-    lines = printed.out.splitlines()[-3:]
-    assert "another process is working on it" in lines[0]
-    assert lines[1] == "waiting   for other processes to end their runs: 1"
-    assert lines[2].startswith("finished  ")
+    skipped, waiting, end, *_ = printed.out.splitlines()
+    assert "another process is working on it" in skipped
+    assert waiting == "waiting   for other processes to end their runs: 1"
+    assert end.startswith("found     " if state == "finished" else "finished  ")
     assert printed.err == ""
     assert states("main") == ["finished"]
+
+
+def test_a_failed_run_is_not_repeated_while_others_are_waited_for():
+    named = {"choice": {"mixer": "a", "task": "b"}}
+    jobs = [plan.Job((f"seed={seed}",), {"seed": seed, **named}, "failed") for seed in (0, 1, 1)]
+    Path("main").mkdir()
+    sweep = Sweep(Path("main"), "command")
+    sweep.begin()
+    assert plan.start(jobs, sweep) == [("seed=0",), ("seed=1",)]
+    for job, event in zip(jobs, ("failed", "skipped"), strict=False):
+        sweep.note(folders.identity(job.settings), event)
+    assert plan.start(jobs, sweep) == [("seed=1",)]
+    sweep.end()
 
 
 @pytest.mark.slow

@@ -77,8 +77,8 @@ def read_rates() -> dict[str, dict[str, float]]:
 def launch(words: Iterable[str]) -> int:
     """Does `recall-lab run WORDS` in a process of its own and returns its exit status.
 
-    Worker processes outlive a sweep and keep the environment of its command, so a second command in the same process
-    would use those of the first. Raises KeyboardInterrupt where the command was interrupted.
+    Hydra keeps global state, which a second command in the same process would find. Raises KeyboardInterrupt where the
+    command was interrupted.
     """
     code = subprocess.run([sys.executable, "-m", "recall_lab", "run", *words], check=False).returncode
     if code in (130, 143):

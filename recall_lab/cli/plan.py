@@ -15,7 +15,7 @@ from recall_lab.cli.base import job, sweep_folder
 from recall_lab.files import whole
 from recall_lab.folders import Config, identity, status, title
 from recall_lab.messages import ERRORS, one_line, print_error, print_line
-from recall_lab.sweep import Sweep
+from recall_lab.sweep import ENDED, Sweep
 from recall_lab.times import Times, in_words, made
 
 Words = Sequence[str]
@@ -118,14 +118,18 @@ def refuse_impossible(found: Sequence[Job], skip: bool) -> int:
 
 
 def start(found: Sequence[Job], sweep: Sweep) -> list[Words]:
-    """Notes all jobs, prints what is finished, and returns the other jobs that are possible."""
-    composed = [each for each in found if each.settings is not None and each.state != "impossible"]
-    sweep.plan({identity(each.settings): title("", each.settings).strip() for each in composed if each.settings})
-    known = sweep.last()
-    for each in composed:
-        if each.state == "finished" and each.settings and identity(each.settings) not in known:
+    """Notes all jobs, prints what is finished, and returns the others that are possible, each run once.
+
+    Of a command that is looking a second time for runs of other processes, what it has ended itself is left out.
+    """
+    composed = {identity(each.settings): each for each in found if each.settings and each.state != "impossible"}
+    sweep.plan({name: title("", each.settings).strip() for name, each in composed.items() if each.settings})
+    ended = {name for name, event in sweep.last().items() if event["event"] in ENDED and event["event"] != "skipped"}
+    for name, each in composed.items():
+        if each.state == "finished" and each.settings and name not in ended:
             sweep.found(each.settings)
-    return [each.words for each in found if each.unfinished]
+    wanted = [each.words for name, each in composed.items() if each.unfinished and name not in ended]
+    return wanted + [each.words for each in found if each.state == "unknown"]
 
 
 def describe(each: Job, found: Sequence[Job]) -> str:
