@@ -48,8 +48,7 @@ def execute(config: Config, parent: Path, job: int | None = None) -> float:
     An error is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
     returned. Raises Stopped if a signal stopped this process.
 
-    job  number of the run in a sweep, by which runs are dealt to the GPUs; None: it is alone on the machine and the
-         terminal, so that a progress bar may be shown
+    job  number of the run in a sweep, by which runs are dealt to the GPUs; None: it is alone on the machine
     """
     sweep = current(parent)
     run = parent / identity(config)
