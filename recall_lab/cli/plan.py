@@ -109,8 +109,9 @@ def refuse_impossible(found: Sequence[Job], skip: bool) -> int:
     """Prints one line for each impossible job. Returns 2, the exit status of bad input, if there is one and it may not
     be skipped, otherwise 0."""
     wrong = [each for each in found if each.state == "impossible"]
-    for each in wrong:
-        print_error(f"{describe(each, found)}: {each.problem}")
+    for name, each in zip(describe(found), found, strict=True) if wrong else ():
+        if each.problem:
+            print_error(f"{name}: {each.problem}")
     if wrong and not skip:
         others = "; skip_invalid=true runs the others" if len(wrong) < len(found) else ""
         print_error(f"nothing was started, {len(wrong)} of {len(found)} jobs are impossible{others}")
@@ -132,11 +133,14 @@ def start(found: Sequence[Job], sweep: Sweep) -> list[Words]:
     return wanted + [each.words for each in found if each.state == "unknown"]
 
 
-def describe(each: Job, found: Sequence[Job]) -> str:
-    """A job in words: those of its overrides in which the jobs differ; if there is but one job, its title."""
-    common = set.intersection(*(set(other.words) for other in found))
-    own = " ".join(word for word in each.words if word not in common)
-    return own or (title("", each.settings).strip() if each.settings else "all")
+def describe(found: Sequence[Job]) -> list[str]:
+    """The jobs in words: those of their overrides in which they differ, or the title of a single job."""
+    common = set.intersection(*(set(each.words) for each in found))
+    named = []
+    for each in found:
+        own = " ".join(word for word in each.words if word not in common)
+        named.append(own or (title("", each.settings).strip() if each.settings else "all"))
+    return named
 
 
 def listing(found: Sequence[Job], folder: Path, parallel: int | None) -> str:
@@ -146,14 +150,14 @@ def listing(found: Sequence[Job], folder: Path, parallel: int | None) -> str:
     """
     times = Times(made(folder))
     lines, total, unknown = [], 0.0, 0
-    for each in found:
+    for words, each in zip(describe(found), found, strict=True):
         expected = ""
         if each.unfinished:
             seconds = times.estimate(each.settings) if each.settings else None
             expected = in_words(None if seconds is None else seconds * each.share)
             total, unknown = total + (seconds or 0.0) * each.share, unknown + (seconds is None)
         name = identity(each.settings) if each.settings else ""
-        lines.append(f"{each.state:<10} {name:<12} {describe(each, found)}  {expected}".rstrip())
+        lines.append(f"{each.state:<10} {name:<12} {words}  {expected}".rstrip())
     states = Counter(each.state for each in found)
     counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     summary = f"{len(found)} job{'s' * (len(found) > 1)}: {counts}"
