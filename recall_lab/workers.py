@@ -164,7 +164,7 @@ def serve(execute: Callable[[Config, Path, int], float]) -> None:
     """The work of a worker process, until its standard input ends. execute: does a run and returns its loss."""
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what libraries write to stdout is no reply
-    sys.stdout, sys.stderr = Lines("stdout", replies), Lines("stderr", replies)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Lines("stdout", replies), Lines("stderr", replies)
     for line in sys.stdin:
         job = json.loads(line)
         try:

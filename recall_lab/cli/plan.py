@@ -45,6 +45,9 @@ class Job:
         return self.state not in ("finished", "impossible")
 
 
+NUMBERED = "${hydra:job."
+"""Of a setting that depends on the number of the job."""
+
 COMPOSED: dict[tuple[str, ...], Config] = {}
 """The settings of the jobs that `jobs` has composed, by their overrides."""
 
@@ -73,13 +76,16 @@ def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> li
     """
     found, folder = [], sweep_folder(config)
     COMPOSED.clear()
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    if any(NUMBERED in text for text in (OmegaConf.to_yaml(own), *(word for words in every for word in words))):
+        return [Job(words) for words in every]  # none is left out: their numbers must not change
     try:
         for words in every:
             composed = loader.load_sweep_config(config, list(words))
             HydraConfig.instance().set_config(composed)  # so that ${hydra:…} can be resolved
             found.append(_job(words, composed, folder))
     except OmegaConfBaseException:
-        return [Job(words) for words in every]  # none is left out: their numbers must not change
+        return [Job(words) for words in every]
     finally:
         HydraConfig.instance().set_config(config)
     COMPOSED.update((tuple(each.words), each.settings) for each in found if each.settings)
