@@ -8,11 +8,13 @@ import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import SERIAL, TINY, background, command, recall, run_folders, states
 
 from recall_lab import files, folders, report, runner
+from recall_lab.cli import plan
 from recall_lab.folders import add_command, commands
 from recall_lab.optimization import Stepper
 from recall_lab.sweep import Sweep
@@ -67,6 +69,52 @@ def test_kill_at_random_moments(victim):
     assert states("hit") == ["finished"] * 4
     assert rows("hit") == undisturbed()
     assert not list(Path("outputs/hit").rglob(".*.[0-9]*"))
+
+
+@pytest.mark.parametrize("words", [[], ["-m", SERIAL]], ids=["run", "sweep"])
+@pytest.mark.parametrize("state", ["finished", "running"])
+def test_two_processes_never_work_on_one_run(words, state, capsys, monkeypatch):
+    """A run of another process is left to it; if that ends without having finished the run, it is taken over."""
+    from filelock import FileLock
+
+    from recall_lab import sweep
+
+    assert recall(*TINY) == 0
+    (folder,) = run_folders("main")
+    facts = files.read_json(folder / "status.json")
+    files.write_json(folder / "status.json", facts | {"state": "running"})
+    before = (folder / "status.json").read_text()
+    lock = FileLock(folder / ".lock")
+
+    def other_process_ends(seconds):
+        assert (folder / "status.json").read_text() == before
+        files.write_json(folder / "status.json", facts | {"state": state})
+        lock.release()
+
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=other_process_ends))
+    capsys.readouterr()
+    with lock:
+        assert recall(*words, *TINY) == 0
+    printed = capsys.readouterr()
+    skipped, waiting, end, *_ = printed.out.splitlines()
+    assert "another process is working on it" in skipped
+    assert waiting == "waiting   for other processes to end their runs: 1"
+    assert end.startswith("found     " if state == "finished" else "finished  ")
+    assert printed.err == ""
+    assert states("main") == ["finished"]
+
+
+def test_a_failed_run_is_not_repeated_while_others_are_waited_for():
+    named = {"choice": {"mixer": "a", "task": "b"}}
+    jobs = [plan.Job((f"seed={seed}",), {"seed": seed, **named}, "failed") for seed in (0, 1, 1)]
+    Path("main").mkdir()
+    sweep = Sweep(Path("main"), "command")
+    sweep.begin()
+    assert plan.start(jobs, sweep) == [("seed=0",), ("seed=1",)]
+    for job, event in zip(jobs, ("failed", "skipped"), strict=False):
+        sweep.note(folders.identity(job.settings), event)
+    assert plan.start(jobs, sweep) == [("seed=1",)]
+    sweep.end()
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from command_line import LONG, SERIAL, TINY, background, recall, run_folders, sh
 from hydra.core.plugins import Plugins
 
 from recall_lab import building, files, folders
-from recall_lab.cli import plan, run
+from recall_lab.cli import run
 from recall_lab.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -178,52 +177,6 @@ def test_ctrl_c_explains_how_to_resume():
     assert process.returncode == 130
     assert message.splitlines() == ["recall-lab: interrupted; the same command resumes the runs"]
     assert states("long") == ["interrupted"]
-
-
-@pytest.mark.parametrize("words", [[], ["-m", SERIAL]], ids=["run", "sweep"])
-@pytest.mark.parametrize("state", ["finished", "running"])
-def test_two_processes_never_work_on_one_run(words, state, capsys, monkeypatch):
-    """A run of another process is left to it; if that ends without having finished the run, it is taken over."""
-    from filelock import FileLock
-
-    from recall_lab import sweep
-
-    assert recall(*TINY) == 0
-    (folder,) = run_folders("main")
-    facts = files.read_json(folder / "status.json")
-    files.write_json(folder / "status.json", facts | {"state": "running"})
-    before = (folder / "status.json").read_text()
-    lock = FileLock(folder / ".lock")
-
-    def other_process_ends(seconds):
-        assert (folder / "status.json").read_text() == before
-        files.write_json(folder / "status.json", facts | {"state": state})
-        lock.release()
-
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=other_process_ends))
-    capsys.readouterr()
-    with lock:
-        assert recall(*words, *TINY) == 0
-    printed = capsys.readouterr()
-    skipped, waiting, end, *_ = printed.out.splitlines()
-    assert "another process is working on it" in skipped
-    assert waiting == "waiting   for other processes to end their runs: 1"
-    assert end.startswith("found     " if state == "finished" else "finished  ")
-    assert printed.err == ""
-    assert states("main") == ["finished"]
-
-
-def test_a_failed_run_is_not_repeated_while_others_are_waited_for():
-    named = {"choice": {"mixer": "a", "task": "b"}}
-    jobs = [plan.Job((f"seed={seed}",), {"seed": seed, **named}, "failed") for seed in (0, 1, 1)]
-    Path("main").mkdir()
-    sweep = Sweep(Path("main"), "command")
-    sweep.begin()
-    assert plan.start(jobs, sweep) == [("seed=0",), ("seed=1",)]
-    for job, event in zip(jobs, ("failed", "skipped"), strict=False):
-        sweep.note(folders.identity(job.settings), event)
-    assert plan.start(jobs, sweep) == [("seed=1",)]
-    sweep.end()
 
 
 @pytest.mark.slow
