@@ -8,48 +8,35 @@ from dataclasses import dataclass
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper, BasicSweeperConf
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.override_parser.types import Override
 
 
 class Unfinished(BasicSweeper):
-    """Hydra's own sweeper: every combination of values. It does not launch the jobs whose runs are finished.
+    """Hydra's own sweeper: every combination of values.
 
-    Like Hydra's, it composes the configuration of every job before the first one is launched.
+    Before the first job is launched it composes and checks them all (see `recall_lab.cli.plan`). It launches only those
+    whose runs are not finished.
     """
 
-    def is_done(self) -> bool:
-        """Whether no batch with unfinished runs is left."""
-        while not super().is_done():
-            self.unfinished = self._unfinished(super().get_job_batch())
-            if self.unfinished:
-                return False
-        return True
-
-    def get_job_batch(self) -> Sequence[Sequence[str]]:
-        """The unfinished jobs of the batch that `is_done` found."""
-        return self.unfinished
-
-    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
-        """Nothing: `is_done` has composed the configurations, which raises the errors that Hydra looks for here."""
-
-    def _unfinished(self, batch: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
-        from recall_lab.cli.base import job
+    def split_arguments(self, overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:  # type: ignore[override]
+        """The batches of jobs that are to be launched. Exits with `--dry-run`, and where a job is impossible."""
+        from recall_lab.cli import plan
+        from recall_lab.cli.run import Preflight
 
         assert self.hydra_context is not None
         assert self.config is not None
-        found = []
-        try:
-            for overrides in batch:
-                composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-                HydraConfig.instance().set_config(composed)  # so that ${hydra:…} can be resolved
-                settings, sweep = job(composed)
-                found.append(sweep.found(settings) is not None)
-        except OmegaConfBaseException:
-            return batch  # settings that depend on ${hydra:job.num}, which only the launcher knows
-        finally:
-            HydraConfig.instance().set_config(self.config)
-        return [overrides for overrides, known in zip(batch, found, strict=True) if not known]
+        (every,) = super().split_arguments(overrides, None)
+        found = plan.jobs(self.hydra_context.config_loader, self.config, every)
+        if Preflight.sweep is None:  # --dry-run
+            raise SystemExit(plan.show(found, self.config))
+        code = plan.refuse_impossible(found, bool(self.config.skip_invalid))
+        if code:
+            raise SystemExit(code)
+        wanted = [list(words) for words in plan.start(found, Preflight.sweep)]
+        return list(self.split_overrides_to_chunks(wanted, max_batch_size)) if wanted else []
+
+    def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:
+        """Nothing: the configurations have been composed, which raises the errors that Hydra looks for here."""
 
 
 @dataclass

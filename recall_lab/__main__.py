@@ -11,6 +11,7 @@ EXAMPLES = """for example:
   recall-lab run experiment=quickstart
   recall-lab run mixer=delta_rule task.length=128 task.pairs=32
   recall-lab run -m mixer=softmax,delta_rule seed=0,1 name=mine
+  recall-lab status outputs/mine
   recall-lab report outputs/mine
   recall-lab check mixer=mine task=mine --config-dir mine"""
 
@@ -76,6 +77,12 @@ def parser() -> argparse.ArgumentParser:
     claim.add_argument("words", nargs="*", metavar="NAME", help="claims (none: all), and settings: size=large, root=…")
     report = verb("report", "make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
+    status = verb("status", "state, progress, accuracy, time left and size of every run of a sweep")
+    status.add_argument("folder")
+    clean = verb("clean", "delete checkpoints or failed runs of a sweep; without a flag: say how much")
+    clean.add_argument("folder")
+    clean.add_argument("--checkpoints", action="store_true", help="delete the weights of finished runs")
+    clean.add_argument("--failed", action="store_true", help="delete the folders of failed runs")
     probe = verb("probe", "run probes, or another mixer, on the models of finished runs")
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
@@ -100,6 +107,16 @@ def _verb(chosen: argparse.Namespace) -> int:
         made = report.make(Path(chosen.folder))
         print(made.text)
         return 1 if made.failed else 0
+    if chosen.verb == "status":
+        from recall_lab.cli import status
+
+        print(status.status(chosen.folder))
+        return 0
+    if chosen.verb == "clean":
+        from recall_lab.cli import clean
+
+        print(clean.clean(chosen.folder, chosen.checkpoints, chosen.failed))
+        return 0
     if chosen.verb == "probe":
         from recall_lab.cli import probe
 

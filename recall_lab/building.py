@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from recall_lab.checks import require
+from recall_lab.checks import require, whole_number
 from recall_lab.folders import Config
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
@@ -57,6 +57,16 @@ def build(config: Config) -> Workload:
                 "_target_" in part, f"{name}: its configuration has no _target_, so it is no {KINDS[name].__name__}"
             )
     return hydra.utils.instantiate({"_target_": config["_target_"], **given}, _convert_="all")
+
+
+def check(config: Config) -> None:
+    """Raises an error of the part that is to blame, if a run with these settings could not start.
+
+    Everything is built, the model without memory for its weights. Whether the device exists is not checked: another
+    machine may do the run.
+    """
+    whole_number("threads", config["threads"])
+    build(config).check()
 
 
 def check_targets(part: str, config: Any) -> None:

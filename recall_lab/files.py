@@ -84,6 +84,16 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
+def whole(path: Path) -> bool:
+    """Whether a file that `write_json` has written with a dictionary is there to its end, without reading it all."""
+    try:
+        with path.open("rb") as file:
+            file.seek(-2, os.SEEK_END)
+            return file.read() == b"}\n"
+    except OSError:
+        return False
+
+
 def read_json(path: Path, default: Any = None) -> Any:
     """The file's content, or `default` where there is no such file. Raises ValueError, naming it, if it is damaged."""
     try:

@@ -11,16 +11,19 @@ outputs/NAME/            a sweep: any number of runs, and what `recall-lab repor
     run.log, checkpoint.pt, weights/
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from recall_lab.files import read_json, write_json, write_text
 
@@ -48,9 +51,20 @@ Config = dict[str, Any]
 Row = dict[str, Any]
 """One metric in one cell of one run: metric, value, split, and the cell's columns (`task.length` …)."""
 
+REPLICATES = ("seed", "data_seed")
+"""Settings that make another run of the same condition."""
+
 CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
                  "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
+
+
+BUSY_AFTER = 0.5
+"""Seconds after which a run's lock is held by a process that works on the run, not by one that only looks at it."""
+
+
+class Busy(Exception):
+    """Another process works on the run."""
 
 
 class ForeignFolder(ValueError):
@@ -82,8 +96,14 @@ def claim(folder: Path, select: Sequence[str] | None = None) -> None:
 
 def add_command(folder: Path, command: str, description: str = "") -> None:
     """Adds a command to those of the sweep's folder. The same one again only renews the description."""
-    others = [other for other in commands(folder) if other["command"] != command]
-    write_json(folder / COMMANDS, [*others, {"command": command, "description": description}])
+    lock = FileLock(folder / ".lock", timeout=60)  # another command may add itself at the same time
+    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
+        lock.acquire()
+    try:
+        others = [other for other in commands(folder) if other["command"] != command]
+        write_json(folder / COMMANDS, [*others, {"command": command, "description": description}])
+    finally:
+        lock.release()
 
 
 def commands(folder: Path) -> list[dict[str, str]]:
@@ -164,6 +184,36 @@ def status(run: Path) -> dict[str, Any]:
     if facts["state"] in HAS_ROWS and not all((run / name).exists() for name in ("config.yaml", "rows.json")):
         facts["state"] = "lost"
     return facts
+
+
+@contextmanager
+def locked(run: Path, patience: float = BUSY_AFTER) -> Iterator[None]:
+    """Holds the lock of the run's folder. Raises Busy if another process holds it for longer than `patience` seconds,
+    OSError if it cannot be locked."""
+    path = run / ".lock"
+    try:
+        lock = FileLock(path, timeout=patience)
+        lock.acquire()
+    except Timeout as error:
+        raise Busy from error
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise OSError(getattr(error, "errno", None) or 0, f"cannot lock {path}: {reason}") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def busy(run: Path) -> bool:
+    """Whether a process works on the run; True where its lock cannot be opened, in a folder that may not be written."""
+    if not (run / ".lock").exists():
+        return False
+    try:
+        with locked(run, patience=0):
+            return False
+    except (Busy, OSError):
+        return True
 
 
 def read_config(run: Path) -> Config:

@@ -119,6 +119,11 @@ class Oracle:
         """Makes the mechanism with one head of the oracle's widths; `make` is a mixer class or a partial of one."""
         return make(d_model=self.d_key, d_key=self.d_key, d_value=self._d_value, heads=1, short_conv=0)
 
+    def check(self, mixer: Mixer) -> None:
+        """Raises the errors for settings that `trace` names."""
+        refuse_ineffective(mixer)
+        check_neutral(mixer, self.gates)
+
     @torch.no_grad()
     def trace(self, mixer: Mixer, rng: np.random.Generator) -> Trace:
         """Draws sequences and runs the mechanism on them, on the device and in the dtype of its weights.
@@ -126,8 +131,7 @@ class Oracle:
         Raises ValueError for a gate that the mechanism does not have, for an option of the mixer that has no effect
         here, and for a mechanism whose neutral gates are unknown (see `check_neutral`).
         """
-        refuse_ineffective(mixer)
-        check_neutral(mixer, self.gates)
+        self.check(mixer)
         weight = mixer.q_proj.weight
         sequences = -(-self.reads // self._pairs)
         key, pair, value = self._writes(sequences, rng)

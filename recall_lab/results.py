@@ -22,6 +22,7 @@ from recall_lab.checks import require
 from recall_lab.files import read_json, replacing
 from recall_lab.folders import (
     CIRCUMSTANCES,
+    REPLICATES,
     SELECT,
     Config,
     ForeignFolder,
@@ -32,9 +33,6 @@ from recall_lab.folders import (
     without,
 )
 from recall_lab.series import condition, series
-
-REPLICATES = ("seed", "data_seed")
-"""Settings by which replicates differ."""
 
 SELECTED = ("train.lr",)
 """Settings that are chosen on validation unless the setting `select` names others."""

@@ -1,34 +1,38 @@
 """One run, from its settings to its folder: lock, status, resuming, failure, interruption."""
 
+import contextlib
 import logging
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from filelock import FileLock, Timeout
+import torch
 
-from recall_lab import machine
+from recall_lab import machine, workers
 from recall_lab.building import build
+from recall_lab.checkpoint import load
 from recall_lab.files import write_json
-from recall_lab.folders import FORMAT, Config, identity, status, title, write_config
+from recall_lab.folders import FORMAT, Config, identity, locked, status, title, write_config
+from recall_lab.folders import Busy as Busy
 from recall_lab.messages import one_line, print_line
 from recall_lab.provenance import provenance
-from recall_lab.sweep import ATTEMPTS, WORKER_OF, Sweep, current
+from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current
 from recall_lab.train import Interrupted, Scores
 from recall_lab.workload import Outcome, Workspace
 
-FAILED = 1e9
-"""The value of a failed run for a sweeper that minimises the loss: finite, and larger than any loss."""
-
 PARENT = os.getppid()
 """The process that started this one. Once it is gone, getppid gives another number."""
+
+PERIOD = 1.0
+"""Seconds between two notes of a run's progress."""
 
 log = logging.getLogger("recall_lab")
 
@@ -44,8 +48,7 @@ def execute(config: Config, parent: Path, job: int | None = None) -> float:
     An error is written to the folder (status.json, run.log) and to the sweep's journal, and FAILED is
     returned. Raises Stopped if a signal stopped this process.
 
-    job  number of the run in a sweep, by which runs are dealt to the GPUs; None: it is alone on the machine and the
-         terminal, so that a progress bar may be shown
+    job  number of the run in a sweep, by which runs are dealt to the GPUs; None: it is alone on the machine
     """
     sweep = current(parent)
     run = parent / identity(config)
@@ -66,25 +69,11 @@ def execute(config: Config, parent: Path, job: int | None = None) -> float:
     return FAILED
 
 
-class Busy(Exception):
-    """Another process works on the run."""
-
-
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Holds the lock of the run's folder. Raises Busy if another process holds it, OSError if it cannot be locked."""
-    path = run / ".lock"
-    try:
-        lock = FileLock(path, blocking=False)
-        lock.acquire()
-    except Timeout as error:
-        raise Busy from error
-    except (OSError, NotImplementedError) as error:
-        raise OSError(getattr(error, "errno", None) or 0, f"cannot lock {path}: {one_line(error)}") from error
-    try:
-        yield
-    finally:
-        lock.release()
+def serve() -> None:
+    """Does the runs that the command sends to this worker process."""
+    global PARENT
+    PARENT = int(os.environ[WORKER_OF])  # it may have ended while this process started
+    workers.serve(execute)
 
 
 class Attempt:
@@ -102,6 +91,7 @@ class Attempt:
         resumed = self.before["state"] != "failed"
         self.earlier: list[dict[str, Any]] = list(self.before.get("legs", [])) if resumed else []
         self.leg = {"started": now(), "seconds": 0.0}
+        self.progress = Progress()
         self.facts: dict[str, Any] = {
             "started": self.earlier[0]["started"] if self.earlier else self.leg["started"],
             "sweep": sweep.name,
@@ -111,12 +101,40 @@ class Attempt:
         }
 
     def note(self, state: str, least: float = 0.0, **more: Any) -> None:
-        """Writes status.json. least: a lower bound of the run's seconds."""
+        """Writes status.json, with the progress so far. least: a lower bound of the run's seconds."""
         self.leg["seconds"] = round(time.perf_counter() - self.began, 3)
         legs = [*self.earlier, self.leg]
         seconds = max(round(sum(float(leg["seconds"]) for leg in legs), 3), round(least, 3))
-        content = {"format": FORMAT, "state": state, **self.facts, "seconds": seconds, "legs": legs, **more}
-        write_json(self.run / "status.json", content)
+        content = {"format": FORMAT, "state": state, **self.facts, "seconds": seconds, "legs": legs}
+        write_json(self.run / "status.json", content | self.progress.facts | more)
+
+
+class Progress:
+    """How far a run has come: the phase (see Workspace.progress), the parts of it that are done, all of them, and the
+    seconds left in it; the training step, and the accuracy at the last validation. In `facts`, as far as it is known.
+    """
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Any] = {}
+        self.first = (0, 0.0)
+        """Parts done, and the time, at the first report of the phase."""
+        self.shown = -math.inf
+
+    def __call__(self, phase: str, done: int, total: int) -> bool:
+        """Takes a report; returns whether it is to be shown: once a second, and at the start of a phase."""
+        now = time.monotonic()
+        if self.facts.get("phase") != phase:
+            self.first, self.shown = (done, now), -math.inf
+            self.facts.pop("left", None)
+        elif done > self.first[0]:
+            self.facts["left"] = round((now - self.first[1]) / (done - self.first[0]) * (total - done), 1)
+        self.facts |= {"phase": phase, "done": done, "total": total}
+        if phase == "training":
+            self.facts["step"] = done
+        if now - self.shown < PERIOD:
+            return False
+        self.shown = now
+        return True
 
 
 def _take(attempt: Attempt) -> float:
@@ -126,6 +144,8 @@ def _take(attempt: Attempt) -> float:
         attempt.note("died", error=f"its process was killed {ATTEMPTS} times")
         attempt.sweep.note(attempt.run.name, "died", f"{run} died: its process was killed {ATTEMPTS} times")
         return FAILED
+    for left in run.glob(".*.[0-9]*"):  # half-written files of a killed process
+        left.unlink(missing_ok=True)
     if attempt.before["state"] == "failed":
         (run / "checkpoint.pt").unlink(missing_ok=True)
     write_config(run, attempt.config)
@@ -170,16 +190,31 @@ def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
     device = machine.prepare(config["device"], config["threads"], config["deterministic"], attempt.job)
     attempt.facts["device"] = str(device)
     workload = build(config)
-    with progress(attempt.name, config.get("train", {}).get("steps", 1), attempt.alone) as show:
+    _refuse_damaged(attempt.run / "checkpoint.pt")
 
-        def advance(point: Scores) -> None:
-            stop.trained = float(point["seconds"])
-            attempt.note("running", step=point["step"], accuracy=point["accuracy"])
-            show(point)
+    def advance(point: Scores) -> None:
+        stop.trained = float(point["seconds"])
+        attempt.progress.facts["accuracy"] = point["accuracy"]
+        attempt.note("running")
 
-        outcome = workload.run(Workspace(attempt.run, device, advance, stop))
+    def progress(phase: str, done: int, total: int) -> None:
+        if attempt.progress(phase, done, total):
+            with contextlib.suppress(OSError):  # a full disk ends the run where it would lose something
+                attempt.note("running")
+
+    outcome = workload.run(Workspace(attempt.run, device, advance, stop, progress))
     write_json(attempt.run / "rows.json", {"format": FORMAT, "rows": outcome.rows})
     return outcome
+
+
+def _refuse_damaged(checkpoint: Path) -> None:
+    """Deletes a checkpoint that cannot be read, so that the run does not fail."""
+    if checkpoint.exists():
+        try:
+            load(checkpoint, torch.device("cpu"))
+        except ValueError as error:
+            log.warning("%s; it is deleted, and training starts from the beginning", str(error).partition(";")[0])
+            checkpoint.unlink()
 
 
 class StopSignal:
@@ -247,22 +282,6 @@ def logging_to(path: Path) -> Iterator[list[str]]:
         for handler in (file, warnings):
             log.removeHandler(handler)
         file.close()
-
-
-@contextmanager
-def progress(name: str, steps: int, alone: bool) -> Iterator[Callable[[Scores], None]]:
-    """A progress bar on a terminal; nothing elsewhere, nor beside other runs, whose bars would overwrite each other."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    quiet = not (alone and console.is_terminal)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[accuracy]}"), console=console, disable=quiet) as bar:
-        task = bar.add_task(name, total=steps, accuracy="")
-        yield lambda point: bar.update(
-            task, completed=point["step"], accuracy=f"validation accuracy {point['accuracy']:.3f}"
-        )
 
 
 def now() -> str:

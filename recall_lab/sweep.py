@@ -8,12 +8,14 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from recall_lab import provenance
-from recall_lab.folders import Config, identity, status, title
+from recall_lab.files import read_json, whole, write_json
+from recall_lab.folders import Config, busy, identity, status, title
 from recall_lab.messages import print_line
 
 ENVIRONMENT = "RECALL_LAB_SWEEP"
@@ -25,8 +27,19 @@ WORKER_OF = "RECALL_LAB_PID"
 ENDED = ("finished", "found", "incomplete", "failed", "interrupted", "skipped", "died")
 """Events that end a run, at least for this command."""
 
+PAUSE = 0.5
+"""Seconds between two looks at a run that another process works on."""
+
 ATTEMPTS = 3
 """How many times one command starts a run whose process is killed each time."""
+
+
+FAILED = 1e9
+"""The value of a failed run for a sweeper that minimises the loss: finite, and larger than any loss."""
+
+
+UNWRITTEN: list[dict[str, str]] = []
+"""Events of this process that could not be written to the journal; a worker sends them to the command."""
 
 
 class Sweep:
@@ -46,35 +59,65 @@ class Sweep:
         """Creates the journal's folder, and removes those of commands that were killed. Called once, before any worker
         starts, in the process of the command: that it lives is known by a lock."""
         self.private.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks: nothing is removed
+        # A file system without locks: nothing is removed. The outer lock keeps a command that starts at the same time
+        # from removing this journal before it is locked.
+        with contextlib.suppress(OSError, NotImplementedError), FileLock(self.folder / ".lock", timeout=60):
             self.alive.acquire()
             for other in set(self.folder.glob(".sweep-*/alive")) - {Path(self.alive.lock_file)}:
                 with contextlib.suppress(Timeout), FileLock(other, blocking=False):
                     shutil.rmtree(other.parent, ignore_errors=True)
 
+    def plan(self, jobs: dict[str, str]) -> None:
+        """Keeps the runs that this command is going to start or has found: name → title."""
+        with contextlib.suppress(OSError):  # it is only shown
+            write_json(self.private / "jobs.json", jobs)
+
+    def planned(self) -> dict[str, str]:
+        """The runs of `plan`."""
+        with contextlib.suppress(ValueError, OSError):
+            return dict(read_json(self.private / "jobs.json", {}))
+        return {}
+
     def note(self, run: str, event: str, text: str = "") -> None:
         """Adds an event of a run to the journal: "started", or one of ENDED. Appending one line is atomic."""
         if self.private.is_dir():
-            line = json.dumps({"run": run, "event": event, "text": text}, ensure_ascii=False)
-            with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
-                journal.write(line + "\n")
+            noted = {"run": run, "event": event, "text": text}
+            try:
+                with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
+                    # Begins a line: a full disk may have cut the last one short.
+                    journal.write("\n" + json.dumps(noted, ensure_ascii=False) + "\n")
+            except OSError:  # a full disk
+                UNWRITTEN.append(noted)
 
     def found(self, config: Config) -> float | None:
         """The loss of the run with these settings if it is finished, which is noted and printed; None if it is not."""
         run = self.folder / identity(config)
         facts = status(run)
-        if facts["state"] != "finished":
+        if facts["state"] != "finished" or not whole(run / "rows.json"):
             return None
         other = "" if facts["git"] == provenance.revision() else f", made at another revision ({facts['git']})"
         print_line(f"found     {title(run.name, config)}{other}")
         self.note(run.name, "found")
         return float(facts["loss"])
 
+    def elsewhere(self) -> list[str]:
+        """Runs that this command has left to another process."""
+        return [run for run, event in self.last().items() if event["event"] == "skipped"]
+
+    def wait(self, runs: Iterable[str]) -> None:
+        """Waits until no process works on any of the runs."""
+        for run in runs:
+            while busy(self.folder / run):
+                time.sleep(PAUSE)
+
     def events(self) -> list[dict[str, str]]:
         """The journal so far."""
         path = self.private / "journal.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines]
+        events = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError):  # a full disk cut it short
+                events.append(json.loads(line))
+        return events + UNWRITTEN
 
     def last(self) -> dict[str, dict[str, str]]:
         """The last event of each run, in the order in which the runs were first mentioned."""
@@ -103,6 +146,7 @@ class Sweep:
     def end(self) -> None:
         """Removes the journal."""
         self.alive.release()
+        UNWRITTEN.clear()
         shutil.rmtree(self.private, ignore_errors=True)
 
 

@@ -121,6 +121,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     optimizer: OptimizerFactory = ADAMW,
     schedule: ScheduleFactory | None = None,
+    stepped: Callable[[int], None] = lambda step: None,
 ) -> list[Scores]:
     """Trains the model in place and returns the training curve, one point per validation.
 
@@ -129,6 +130,7 @@ def train(
     report      called with every new point of the curve, before the checkpoint is written
     stop        called before every step; when it returns True, the checkpoint is written and Interrupted raised
     optimizer, schedule  see `optimization`; schedule=None: a cosine over the steps after the warm-up
+    stepped     called after every step with the number of steps done
 
     Raises NotFinite, naming the step, when a loss is not finite. The losses are read at each validation, because to
     read one makes the host wait for the device; a state after such a loss is never saved.
@@ -167,6 +169,7 @@ def train(
             stepper.step(value, progress.step)
             progress.losses.append(value.detach())
             progress.step += 1
+            stepped(progress.step)
             if progress.step % training.validate_every == 0 or progress.step == training.steps:
                 point = {"step": progress.step, "train_loss": float(progress.read().mean())}
                 point |= _validate(model, task, training, data_seed, device, cells)

@@ -8,11 +8,11 @@ import copy
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from recall_lab import checkpoint, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
 from recall_lab.folders import Row
-from recall_lab.messages import one_line
+from recall_lab.measuring import Scoring, Workspace, probe_model, rows_of
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.layer import Layer
 from recall_lab.model import Model
@@ -35,25 +35,9 @@ from recall_lab.train import Cell, Scores, Testing, Training
 MixerFactory = Callable[..., Layer] | list[Callable[..., Layer]]
 """A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
 
+T = TypeVar("T")
+
 log = logging.getLogger("recall_lab")
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """What a run needs besides its settings: folder, device, a report of progress, and whether to stop."""
-
-    folder: Path
-    device: torch.device
-    advance: Callable[[Scores], None] = lambda point: None
-    """Called with every new point of the training curve."""
-    stop: Callable[[], bool] = lambda: False
-    """Called before every training step and every tested cell. If it returns True, train.Interrupted is raised; during
-    training a checkpoint is saved first."""
-
-    def check(self) -> None:
-        """Raises train.Interrupted if the run should stop."""
-        if self.stop():
-            raise train.Interrupted("stopped before all cells were tested")
 
 
 @dataclass(frozen=True)
@@ -71,6 +55,10 @@ class Outcome:
 
 class Workload(ABC):
     """A kind of run."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises an error if `run` would raise it before any work is done, without allocating weights."""
 
     @abstractmethod
     def run(self, space: Workspace) -> Outcome:
@@ -103,13 +91,22 @@ class TrainAndTest(Workload):
         _check_seeds(self.seed, self.data_seed)
         optimization.check(self.optimizer, self.schedule, self.train.weight_decay)
 
+    def check(self) -> None:
+        trained = self._trained(warn=False)
+        if self.test.cells is not None:  # derived cells are possible
+            train.test_cells(self.task, self.test.cells, trained)
+        _without_memory(lambda: self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer))
+
+    def _trained(self, warn: bool = True) -> list[Cell]:
+        return train.training_cells(self.task, self.train.cells, warn)
+
     def untrained(self) -> Model:
         """The model with the initial weights of `seed`, on the CPU."""
         torch.manual_seed(self.seed)
         return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
 
     def run(self, space: Workspace) -> Outcome:
-        trained = train.training_cells(self.task, self.train.cells)
+        trained = self._trained()
         tested = train.test_cells(self.task, self.test.cells, trained)
         model = self.untrained().to(space.device)
         log.info("%s: %d parameters", space.device, sum(p.numel() for p in model.parameters()))
@@ -123,7 +120,8 @@ class TrainAndTest(Workload):
         saved = space.folder / "checkpoint.pt"
         training = dataclasses.replace(self.train, cells=trained)
         how = (self.optimizer, self.schedule)
-        curve = train.train(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
+        trainer = partial(train.train, stepped=lambda step: space.progress("training", step, self.train.steps))
+        curve = trainer(model, self.task, training, self.data_seed, space.device, saved, report, space.stop, *how)
         write_json(space.folder / "curve.json", curve)
         validation = Scoring(
             self.task, trained, self.data_seed, "validation", lambda at: self.train.validation_sequences
@@ -131,7 +129,8 @@ class TrainAndTest(Workload):
         test = Scoring(self.task, tested, self.data_seed, "test", self.test.sequences_of)
         trained_for = {"split": "validation", "metric": "steps", "value": curve[-1]["step"]}  # fewer where solved early
         rows = [*validation.rows(model, space), *test.rows(model, space), trained_for]
-        found, missing = probe_model(self.probe, model, self.task, tested, self.data_seed, self.test.probe_sequences)
+        cells = space.cells("probes", tested)
+        found, missing = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
         last = curve[-1]
         summary = f"validation accuracy {last['accuracy']:.3f} after {last['step']} steps"
         return Outcome(rows + found, summary, float(last["loss"]), missing)
@@ -158,15 +157,21 @@ class AskOracle(Workload):
             bool(self.probe), "an oracle without a probe measures nothing: add probe=[state_retention], or other probes"
         )
 
-    def run(self, space: Workspace) -> Outcome:
+    def check(self) -> None:
+        self.oracle.check(_without_memory(self._made))
+
+    def _made(self) -> Mixer:
         if isinstance(self.mixer, list):
             raise ValueError("the oracle runs one mechanism, not a hybrid of several")
         made = getattr(self.mixer, "func", self.mixer)
         if isinstance(made, type) and not issubclass(made, Mixer):
             raise ValueError(f"the oracle needs queries, keys and values, which {made.__name__} does not have")
+        return self.oracle.mixer(cast("Callable[..., Mixer]", self.mixer))
+
+    def run(self, space: Workspace) -> Outcome:
         torch.manual_seed(self.seed)
         rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
-        mixer = self.oracle.mixer(cast("Callable[..., Mixer]", self.mixer)).to(space.device)
+        mixer = self._made().to(space.device)
         trace = self.oracle.trace(mixer, rng)
         columns = {
             f"oracle.{name}": value for name, value in dataclasses.asdict(self.oracle).items() if name != "gates"
@@ -174,7 +179,7 @@ class AskOracle(Workload):
         rows: list[Row] = []
         missing: list[str] = []
         for probe in (self.probe or {}).values():
-            rows += _rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
+            rows += rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
         require(bool(rows), "; ".join(missing) or "the probes returned no rows")
         rows = [{**columns, "split": "oracle", **row} for row in rows]
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
@@ -197,9 +202,15 @@ class ProbeRun(Workload):
     swapped: str = ""
     """Name of the mixer if it is not the trained one; it is then also scored on the test cells."""
 
+    def check(self) -> None:
+        _without_memory(self._model)
+
+    def _model(self) -> Model:
+        return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
+
     def run(self, space: Workspace) -> Outcome:
         cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))
-        model = self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer).to(space.device)
+        model = self._model().to(space.device)
         rows: list[Row] = []
         missing: list[str] = []
         for step, weights in self._weights(space):
@@ -207,7 +218,8 @@ class ProbeRun(Workload):
                 model.load_state_dict(weights)
             except RuntimeError as error:
                 raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
-            found, failed = probe_model(self.probe, model, self.task, cells, self.data_seed, self.test.probe_sequences)
+            at = space.cells("probes", cells)
+            found, failed = probe_model(self.probe, model, self.task, at, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
             missing += failed
         if self.swapped:
@@ -221,72 +233,13 @@ class ProbeRun(Workload):
         yield None, checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """Scores of a model in every cell of one split."""
-
-    task: Task
-    cells: Sequence[Cell]
-    data_seed: int
-    split: str
-    sequences: Callable[[Task], int]
-    """How many sequences of a cell are scored."""
-
-    def rows(self, model: Model, space: Workspace) -> list[Row]:
-        """The metrics of `train.evaluate`, the chance level, and the size of the state at the end of a sequence."""
-        rows: list[Row] = []
-        for cell in self.cells:
-            space.check()
-            at = self.task.at(**cell)
-            count = self.sequences(at)
-            scores = train.evaluate(model, self.task, cell, self.data_seed, self.split, count, space.device)
-            scores["chance"] = at.chance
-            if size := model.state_size(at.length):
-                scores |= dict(zip(("state_elements", "state_bytes"), size, strict=True))
-            columns = {**cell_columns(at), "split": self.split}
-            rows += [{**columns, "metric": name, "value": value} for name, value in scores.items()]
-            log.info("%s %s: %s", self.split, cell, scores)
-        return rows
-
-
-def probe_model(
-    probes: dict[str, Probe] | None, model: Model, task: Task, cells: Sequence[Cell], data_seed: int, sequences: int
-) -> tuple[list[Row], list[str]]:
-    """The rows of every probe in every cell, and one line for each that failed.
-
-    Each cell has its own stream of data, and no probe's draws depend on which other probes there are.
-    """
-    rows: list[Row] = []
-    missing: list[str] = []
-    for cell in cells if probes else []:
-        at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
-        batch = at.sample(sequences, rng)
-        columns = {**cell_columns(at), "split": "probe"}
-        traces = probing.trace_model(model, batch, at.roles(batch.tokens))
-        for probe in (probes or {}).values():
-            draws = copy.deepcopy(rng)
-            if probing.takes(probe) == "trace":
-                calls = [partial(probing.run_on_trace, probe, trace, draws) for trace in traces]
-            else:
-                calls = [partial(probing.run_on_model, probe, model, batch, draws)]
-            found = [row for call in calls for row in _rows_of(call, f" (cell {cell})", missing)]
-            rows += [{**columns, **row} for row in found]
-    return rows, missing
-
-
-def _rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
-    """What one probe returns. Where it fails, the failure becomes a line of `missing`, and sound rows are kept."""
+def _without_memory(make: Callable[[], T]) -> T:
+    """What `make` makes, without memory for its tensors, unless it reads a number from one of them."""
     try:
-        return call()
-    except probing.ProbeError as error:
-        log.exception("a probe failed%s", where)
-        missing.append(one_line(error) + where)
-        return error.rows
-
-
-def cell_columns(task: Task) -> Row:
-    """The parameters of the task in a cell, as columns of the table."""
-    return {f"task.{name}": value for name, value in dataclasses.asdict(task).items()}
+        with torch.device("meta"):
+            return make()
+    except Exception:  # an error of the settings is raised again
+        return make()
 
 
 def _keep(model: nn.Module, path: Path) -> None:

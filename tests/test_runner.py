@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import TINY
-from rich.console import Console
 
 from recall_lab import files, folders, machine, provenance, runner
 from recall_lab.cli.base import compose, resolved
@@ -117,14 +116,16 @@ def test_a_worker_whose_parent_is_gone_stops(adopted_by, tmp_path, monkeypatch):
     assert not stop()
 
 
-@pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_progress_bar_is_shown_on_a_terminal_that_no_other_run_shares(alone, terminal, monkeypatch, capsys):
-    monkeypatch.setattr(Console, "is_terminal", terminal)
-    with runner.progress("title", 2, alone) as show:
-        show({"step": 1, "accuracy": 0.5})
-    printed = capsys.readouterr().err
-    assert [word in printed for word in ("title", "1/2", "validation accuracy 0.500")] == [alone and terminal] * 3
+def test_progress_is_noted_once_a_second_with_the_time_left(monkeypatch):
+    """The first report of a phase is noted at once; the rate is that of the steps of this process."""
+    clock = iter([10.0, 10.5, 11.0, 12.5, 13.0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
+    progress = runner.Progress()
+    noted = [progress("training", step, 100) for step in (41, 42, 43, 46)]
+    assert noted == [True, False, True, True]
+    assert progress.facts == {"phase": "training", "done": 46, "total": 100, "step": 46, "left": 27.0}
+    assert progress("test", 0, 3)
+    assert progress.facts == {"phase": "test", "done": 0, "total": 3, "step": 46}
 
 
 def test_one_command_starts_a_run_three_times_at_most(parent, monkeypatch):

@@ -19,7 +19,6 @@ from recall_lab.checks import choice, flag, require
 from recall_lab.files import CONF, OWN, searched, use
 from recall_lab.folders import Config, flatten, without
 from recall_lab.messages import no_setting, one_line
-from recall_lab.sweep import Sweep, current
 
 SIZES = ("small", "large")
 """Values of `size`: `${sized:a,b}` is a for small and b for large."""
@@ -27,7 +26,7 @@ SIZES = ("small", "large")
 PLACEMENT = ("name", "root")
 """The settings that determine the folder of a sweep."""
 
-GENERAL = (*PLACEMENT, "report", "select", "device", "threads", "deterministic")
+GENERAL = (*PLACEMENT, "report", "skip_invalid", "select", "device", "threads", "deterministic")
 """Settings that every kind of run uses."""
 
 
@@ -83,8 +82,8 @@ def read_rates() -> dict[str, dict[str, float]]:
 def launch(words: Iterable[str]) -> int:
     """Does `recall-lab run WORDS` in a process of its own and returns its exit status.
 
-    Worker processes outlive a sweep and keep the environment of its command, so a second command in the same process
-    would use those of the first. Raises KeyboardInterrupt where the command was interrupted.
+    Hydra keeps global state, which a second command in the same process would find. Raises KeyboardInterrupt where the
+    command was interrupted.
     """
     code = subprocess.run([sys.executable, "-m", "recall_lab", "run", *words], check=False).returncode
     if code in (130, 143):
@@ -168,18 +167,19 @@ def sweep_folder(config: DictConfig) -> Path:
     return Path(*map(str, parts.values()))
 
 
-def job(config: DictConfig) -> tuple[Config, Sweep]:
-    """The settings of one job, composed by Hydra and with its part in place, and the sweep that it belongs to.
+def job(config: DictConfig, folder: Path) -> Config:
+    """The settings of one job, composed by Hydra and with its part in place.
 
-    Raises ValueError where the job's folder is not the sweep's: of several experiments each may set its own name.
+    folder  that of the sweep. Raises ValueError where the job's is another: of several experiments each may set its own
+            name.
     """
-    sweep = current(sweep_folder(config))
+    own = sweep_folder(config)
     require(
-        sweep.private.is_dir(),
-        f"this sweep would put runs into different folders, among them {sweep.folder}, without a report of all of "
+        own == folder,
+        f"this sweep would put runs into different folders, among them {own}, without a report of all of "
         "them; give one name=…, or run the commands one by one",
     )
-    return resolved(config, dict(HydraConfig.get().runtime.choices)), sweep
+    return resolved(config, dict(HydraConfig.get().runtime.choices))
 
 
 def refuse(config: DictConfig, overrides: list[Override]) -> None:
@@ -191,6 +191,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
     _refuse_twice(overrides)
     _refuse_unknown(config)
     flag("report", config.report)
+    flag("skip_invalid", config.skip_invalid)
     flag("deterministic", config.deterministic)
     select = OmegaConf.to_container(config.select) if OmegaConf.is_list(config.select) else None
     require(select is not None, f"select={config.select}: must be a list of settings, as in select=[train.lr]")

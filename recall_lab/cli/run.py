@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterable
-from concurrent.futures import BrokenExecutor
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -31,15 +30,22 @@ from recall_lab.cli.base import (
     sized,
     sweep_folder,
 )
+from recall_lab.display import Display
 from recall_lab.files import CONF, use, use_none
 from recall_lab.messages import ERRORS, print_error, print_line
 from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
+
+DRY = "--dry-run"
+"""The option that lists the jobs and starts none."""
 
 
 class Preflight(Callback):
     """Before Hydra writes anything: settings that would be ignored are refused, and the output folder is claimed."""
 
     sweep: Sweep | None = None
+    display: Display | None = None
+    dry = False
+    """--dry-run: nothing is started or written."""
     report = False
     """Whether this command ends with a report."""
     command = ""
@@ -55,11 +61,18 @@ class Preflight(Callback):
             refuse(config, overrides)
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
+            if Preflight.dry:  # the sweeper lists the jobs
+                if folder.is_dir() and any(folder.iterdir()):
+                    folders.claim(folder)
+                return
             folders.claim(folder, [str(name) for name in config.select])
             experiment = experiment_files(config)[:1]
             folders.add_command(folder, Preflight.command, "".join(map(leading_comment, experiment)))
-            Preflight.sweep, Preflight.report = current(folder), bool(config.report)
-            Preflight.sweep.begin()
+            if Preflight.sweep is None:  # otherwise this is a second look at runs of another process
+                Preflight.sweep, Preflight.report = current(folder), bool(config.report)
+                Preflight.sweep.begin()
+                Preflight.display = Display(Preflight.sweep)
+                Preflight.display.start()
         except ERRORS as error:
             # Hydra turns a callback's exceptions into warnings; it lets this one through.
             raise SystemExit(print_error(error)) from error
@@ -79,7 +92,8 @@ def _refuse_placement(swept: list[str]) -> None:
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(config: DictConfig) -> float:
     """One job: one run in its folder. Returns its validation loss. Raises what `base.job` raises."""
-    settings, sweep = job(config)
+    sweep = current(sweep_folder(config))
+    settings = job(config, sweep.folder)
     loss = sweep.found(settings)
     if loss is not None:
         return loss
@@ -94,23 +108,31 @@ def main(arguments: list[str]) -> int:
     """Runs the command. Returns the exit status: 0 only if every run of this command is finished."""
     os.environ[ENVIRONMENT] = secrets.token_hex(8)
     os.environ[WORKER_OF] = str(os.getpid())
-    options, words = options_first(arguments)
+    Preflight.dry = DRY in arguments
+    options, words = options_first(word for word in arguments if word != DRY)
     try:
         _use_own(options)
     except ValueError as error:
         return print_error(error)
+    if Preflight.dry:
+        options.append("-m")  # a single run is listed like a sweep
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
-    Preflight.sweep, Preflight.command = None, shlex.join(["recall-lab", "run", *arguments])
-    code = _launch()
-    sweep = Preflight.sweep
-    if sweep is None:
-        return code
+    Preflight.sweep, Preflight.display, Preflight.command = None, None, shlex.join(["recall-lab", "run", *arguments])
+    old = {number: signal.signal(number, _stop_all) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return code or finish(sweep, Preflight.report)
+        code = _launch()
+        return code if code or Preflight.sweep is None else finish(Preflight.sweep, Preflight.report)
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
+        print_error("interrupted; the same command resumes the runs")
+        return 128 + int(number)
     except ERRORS as error:
         return print_error(error)
     finally:
-        sweep.end()
+        if Preflight.sweep is not None:
+            Preflight.sweep.end()
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _use_own(options: list[str]) -> None:
@@ -159,25 +181,17 @@ def with_options_swept(words: Iterable[str]) -> list[str]:
 
 
 def _launch() -> int:
-    """Runs the Hydra app, and runs it again if a worker process was killed while there are runs to try again."""
+    """Runs the Hydra app, and runs it again for the runs that another process worked on, once it has left them."""
     traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors arrive here instead of being printed by Hydra
-    old = signal.signal(signal.SIGTERM, _stop_all)
-    old_interrupt = signal.signal(signal.SIGINT, _stop_all)
     try:
         while True:
-            started = _started()
-            try:
-                app()
+            app()
+            elsewhere = Preflight.sweep.elsewhere() if Preflight.sweep else []
+            if Preflight.sweep is None or not elsewhere:
                 return 0
-            except BrokenExecutor:
-                if _started() == started:
-                    return 0 if Preflight.sweep else 1  # `finish` names the runs
-                print_line("a worker process was killed; continuing with the remaining runs")
-    except KeyboardInterrupt as error:
-        number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
-        print_error("interrupted; the same command resumes the runs")
-        return 128 + int(number)
+            print_line(f"waiting   for other processes to end their runs: {len(elsewhere)}")
+            Preflight.sweep.wait(elsewhere)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except ERRORS as error:
@@ -185,16 +199,10 @@ def _launch() -> int:
             raise
         return print_error(error)
     finally:
+        if Preflight.display is not None:
+            Preflight.display.stop()
         if not traceback_wanted:
             os.environ.pop("HYDRA_FULL_ERROR", None)
-        signal.signal(signal.SIGTERM, old)
-        signal.signal(signal.SIGINT, old_interrupt)
-
-
-def _started() -> int:
-    """How many times a run has been started so far."""
-    events = Preflight.sweep.events() if Preflight.sweep else []
-    return sum(event["event"] == "started" for event in events)
 
 
 def _stop_all(number: int, frame: FrameType | None) -> None:

@@ -7,13 +7,16 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from recall_lab import files, folders
+from recall_lab import building, files, folders
+from recall_lab.cli.base import compose, resolved
+from recall_lab.files import CONF
 
 SMALL = ["train.steps=1", "test.tokens=256", "test.sequences=4", "train.validation_sequences=8", "report=false"]
 RUNS = 1000
@@ -69,6 +72,23 @@ def test_the_next_job_of_a_worker_starts_quickly(tmp_path):
     gaps = [(later[0] - earlier[1]).total_seconds() for earlier, later in pairwise(spans)]
     print(f"\n{min(gaps):.2f} s to {max(gaps):.2f} s from one job to the next")
     assert sorted(gaps)[len(gaps) // 2] < 0.3
+
+
+def test_a_job_is_checked_quickly():
+    """Building a run's parts without weights takes no longer than composing its settings."""
+    names = [path.stem for path in sorted((CONF / "mixer").glob("*.yaml"))]
+    composing = checking = 0.0
+    for number, name in enumerate([names[0], *names]):
+        begun = time.process_time()
+        settings = resolved(compose([f"mixer={name}"]), {"task": "mqar", "mixer": name})
+        composed = time.process_time()
+        building.check(settings)
+        composing, checking = composing + composed - begun, checking + time.process_time() - composed
+        if number == 0:  # it has imported what the others share
+            composing = checking = 0.0
+    milliseconds = [f"{seconds / len(names) * 1000:.0f} ms" for seconds in (checking, composing)]
+    print("\n{} to check a job, {} to compose it".format(*milliseconds))
+    assert checking < composing
 
 
 def test_a_thousand_finished_runs_are_skipped_quickly(thousand, unit):

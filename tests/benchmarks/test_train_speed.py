@@ -115,7 +115,7 @@ def test_two_cores_do_eight_runs_in_little_more_than_half_the_time(tmp_path):
     seconds = {}
     for name, launcher in (
         ("one", ["hydra/launcher=basic"]),
-        ("two", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        ("two", ["hydra.launcher.n_jobs=2"]),
     ):
         command = [sys.executable, "-m", "recall_lab", "run", "-m", f"name={name}", "seed=range(8)", "train.steps=400",
                    "train.solved=null", "test.tokens=4096", "report=false", *launcher]  # fmt: skip
