@@ -3,14 +3,15 @@
 train_and_test  do one run, as the command line does
 load            the table of a sweep's folder
 open_run        the task and the trained model of a finished run
-plot            a figure of a table
+plot            the figures of one kind that a table allows
+save_figures    all figures that a table allows, as files
 
 They are imported when they are first used.
 """
 
 from typing import Any
 
-__all__ = ["load", "open_run", "plot", "train_and_test"]
+__all__ = ["load", "open_run", "plot", "save_figures", "train_and_test"]
 
 
 def __getattr__(name: str) -> Any:

@@ -108,3 +108,14 @@ def plot(name: str, table: pd.DataFrame, config_dir: str | None = None) -> dict[
     broken = "".join(f"; {line}" for line in failed)
     require(name in modules, f"there is no figure {name!r}; there are {', '.join(modules)}{broken}")
     return dict(modules[name].draw(table))
+
+
+def save_figures(table: pd.DataFrame, folder: str | Path) -> list[Path]:
+    """Draws every figure that the table allows into the folder, as png, svg and pdf; returns the paths of the png.
+
+    Training curves are not in a table, so their figures are left out. Raises ValueError where a figure cannot be drawn.
+    """
+    failed: list[str] = []
+    made = list(page.pictures(Path(folder), results.select(table), table, failed))
+    require(not failed, "; ".join(failed))
+    return [Path(folder, f"{picture.file}.png") for picture in made]

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from recall_lab import figure as figures
-from recall_lab.figure import style
+from recall_lab.figure import layout, style
 from recall_lab.files import read_json, replacing, write_text
 
 T = TypeVar("T")
@@ -188,8 +188,7 @@ def _file_name(name: str, taken: set[str]) -> str:
 def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
     """Writes STEM.png, STEM.svg and STEM.pdf, and yields the png."""
     with style.style():  # the settings with which it was drawn: they determine how the files are written
-        drawing.draw_without_rendering()
-        drawing.set_layout_engine("none")  # arranged once for all formats
+        layout.arrange(drawing)
         for kind, metadata in FORMATS.items():
             with replacing(stem.with_name(f"{stem.name}.{kind}")) as temporary:
                 drawing.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from command_line import TINY
 from conftest import CONF
+from tables import named, scores
 
 import recall_lab as rl
 
@@ -74,3 +75,10 @@ def test_what_is_shown_without_hydra_works(code, capsys):
     assert found["curve"][-1]["step"] == 2
     assert "chance" in capsys.readouterr().out
     assert 0 <= found["scores"]["accuracy"] <= 1
+
+
+def test_the_figures_of_a_table_as_files(tmp_path):
+    table = named(scores("mqar", [{"length": n} for n in (16, 32)], lambda mixer, cell: 0.5))
+    assert rl.save_figures(table, tmp_path / "figures") == [tmp_path / "figures/retrieval_mqar.png"]
+    kinds = {path.suffix for path in (tmp_path / "figures").iterdir()}
+    assert kinds == {".png", ".svg", ".pdf"}

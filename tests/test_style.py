@@ -8,7 +8,7 @@ import pytest
 from conftest import names
 from matplotlib.colors import to_hex, to_rgb
 
-from recall_lab.figure import base, legends, style
+from recall_lab.figure import base, layout, legends, style
 
 
 def oklab(colour, vision=((1, 0, 0), (0, 1, 0), (0, 0, 1))) -> np.ndarray:
@@ -198,3 +198,15 @@ def test_bars_of_series_at_the_same_x_are_beside_each_other():
     assert across == [shifts[name].transform((1, 0.5))[0] for name in ("softmax", "linear")]
     assert np.isclose(across[1] - across[0], style.APART / 72 * made.dpi)
     assert np.isclose(np.mean(across), ax.transData.transform((1, 0.5))[0])
+
+
+@pytest.mark.parametrize(("width", "labels"), [(4, "256 512 1024 2048 4096"), (1.4, "256 1024 4096"), (0.9, "512 4096")])
+def test_labels_that_would_overlap_are_blank(width, labels):
+    with style.style():
+        made, axes = style.grid(1, 1, 2.0, width=width)
+        style.log2_axis(axes[0, 0], [256, 512, 1024, 2048, 4096])
+        axes[0, 0].set_xlim(200, 5000)
+        layout.arrange(made)
+        made.draw_without_rendering()
+    assert " ".join(label.get_text() for label in axes[0, 0].get_xticklabels() if label.get_text()) == labels
+    assert list(axes[0, 0].get_xticks()) == [256, 512, 1024, 2048, 4096]
