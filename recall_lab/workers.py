@@ -5,6 +5,7 @@ A worker reads jobs from its standard input and writes replies to its standard o
 """
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from recall_lab.folders import Config, identity, title
 from recall_lab.messages import print_line
@@ -147,7 +148,7 @@ def run_all(jobs: Sequence[tuple[Config, int]], folder: Path, parallel: int, cor
 class Lines:
     """A text stream whose lines are sent to the command as replies."""
 
-    def __init__(self, name: str, replies: TextIO) -> None:
+    def __init__(self, name: str, replies: io.TextIOBase) -> None:
         self.name, self.replies, self.begun = name, replies, ""
 
     def write(self, text: str) -> int:

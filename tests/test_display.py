@@ -133,12 +133,12 @@ def test_a_worker_that_cannot_start_ends_the_run(monkeypatch):
 
 
 def test_lines_are_sent_when_they_are_complete():
-    replies = io.StringIO()
-    lines = workers.Lines("stdout", replies)
+    sent = io.BytesIO()
+    lines = workers.Lines("stdout", io.TextIOWrapper(sent, write_through=True))
     for text in ("a", "b\nc\n", "", "d"):
         assert lines.write(text) == len(text)
     lines.flush()
-    assert replies.getvalue() == '{"stream": "stdout", "text": "ab"}\n{"stream": "stdout", "text": "c"}\n'
+    assert sent.getvalue() == b'{"stream": "stdout", "text": "ab"}\n{"stream": "stdout", "text": "c"}\n'
 
 
 @pytest.mark.slow

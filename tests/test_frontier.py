@@ -71,7 +71,7 @@ def test_one_line_per_mechanism_over_the_state_at_the_longest_length():
     assert found["linear"].get_ydata() == pytest.approx(expected)
     assert found["window"].get_xdata() == pytest.approx([256, 512, 2048])
     ax = panels(figure)[0]
-    assert ax.get_xlabel() == "elements of the state at n = 128"
+    assert ax.get_xlabel() == "state size (elements) at n = 128"
     assert ax.get_ylabel() == "accuracy per scored token\nmean over 4 cells"
     assert [text.get_text() for text in ax.get_xticklabels()][:2] == ["16", "32"]
     assert "mean of 3 seeds" in note(figure)

@@ -4,9 +4,10 @@ from itertools import permutations
 
 import pytest
 import torch
-from mixers import build, close, draw
+from mixers import build, close
 from torch import Tensor
 
+from recall_lab.contract.mixer import draw
 from recall_lab.mixer.base import l2_normalize
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from mixers import build, close, draw
+from mixers import build, close
 from torch import Tensor
 
+from recall_lab.contract.mixer import draw
 from recall_lab.mixer.inner_descent import Norm, gradient, layer_norm
 
 

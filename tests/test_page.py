@@ -17,7 +17,7 @@ from tables import named, scores
 from recall_lab import figure, page, report
 
 FIGURES = [m.name for m in pkgutil.iter_modules(figure.__path__)
-           if "def draw" in Path(figure.__path__[0], f"{m.name}.py").read_text("utf-8")]  # fmt: skip
+           if "def draw(" in Path(figure.__path__[0], f"{m.name}.py").read_text("utf-8")]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIGURES)

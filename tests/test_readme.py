@@ -128,7 +128,7 @@ def test_every_command_shown_parses(mine):
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
         verb, *rest = line.partition("#")[0].split()
-        assert verb in ("run", "show", "report", "list", "probe", "rates", "claim", "check")
+        assert verb in ("run", "show", "report", "list", "probe", "rates", "claim", "check", "status", "clean", "card")
         if verb in ("run", "show", "probe", "check"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
             overrides = [word if "[" in word else word.split(",")[0] for word in words]

@@ -109,7 +109,7 @@ def test_any_task_name_gives_a_valid_file_name(folder, task):
     made = report.make(folder)
     assert made.failed == []
     names = [path.name for path in (folder / "figure").iterdir()]
-    assert len(names) == 4
+    assert len(names) == 6
     assert all(re.fullmatch(r"[\w.+=-]+", name) for name in names)
     assert f"retrieval_{task}" in page(folder)
 
@@ -118,7 +118,7 @@ def test_equal_file_names_are_made_different(folder):
     write(folder, task="a/b")
     write(folder, task="a b", seed=1)
     assert report.make(folder).failed == []
-    assert len(list((folder / "figure").iterdir())) == 8
+    assert len(list((folder / "figure").iterdir())) == 15
 
 
 def test_names_are_escaped(folder):

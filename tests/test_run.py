@@ -46,7 +46,7 @@ def test_a_report_made_again_is_the_same_report():
     before = [path.read_bytes() for path in made]
     report.make(Path("outputs/main"))
     assert [path.read_bytes() for path in made] == before
-    assert {path.suffix for path in made} == {".html", ".png", ".svg"}
+    assert {path.suffix for path in made} == {".html", ".png", ".svg", ".pdf"}
 
 
 def test_a_finished_run_is_not_repeated(capsys):

@@ -200,7 +200,9 @@ def test_bars_of_series_at_the_same_x_are_beside_each_other():
     assert np.isclose(np.mean(across), ax.transData.transform((1, 0.5))[0])
 
 
-@pytest.mark.parametrize(("width", "labels"), [(4, "256 512 1024 2048 4096"), (1.4, "256 1024 4096"), (0.9, "512 4096")])
+@pytest.mark.parametrize(
+    ("width", "labels"), [(4, "256 512 1024 2048 4096"), (1.4, "256 1024 4096"), (0.9, "512 4096")]
+)
 def test_labels_that_would_overlap_are_blank(width, labels):
     with style.style():
         made, axes = style.grid(1, 1, 2.0, width=width)

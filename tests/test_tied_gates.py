@@ -3,7 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from mixers import build, close, draw
+from mixers import build, close
+
+from recall_lab.contract.mixer import draw
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.9])

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
-from mixers import build, close, draw, total
+from mixers import build, close
 from torch import Tensor
 
+from recall_lab.contract.mixer import draw, total
 from recall_lab.mixer.value_decay import chunked, step
 
 

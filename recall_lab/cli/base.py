@@ -275,7 +275,7 @@ def _no_effect_on_oracle(config: DictConfig, key: str) -> str:
 def _refuse_task_parameters(config: DictConfig, given: set[str]) -> None:
     """Raises ValueError for a parameter of the task that every cell of training and testing sets itself."""
     settings = [OmegaConf.to_container(config[part], resolve=True) for part in ("train", "test")]
-    grids = [part["cells"] for part in settings]  # type: ignore[call-overload,index]
+    grids = [part["cells"] or None for part in settings]  # type: ignore[call-overload,index]
     fixed = [set.intersection(*map(set, grid)) if isinstance(grid, list) else set(grid or ()) for grid in grids]
     for key in given:
         part, _, parameter = key.partition(".")

@@ -51,7 +51,7 @@ FIXED = {
 """Colour and marker of the known mechanisms, in the order in which legends list them."""
 
 OTHERS = (
-    "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#500838", "#cb0b83",
+    "#080891", "#da25f4", "#910808", "#6489f7", "#91caca", "#325367", "#7b2bab", "#f76476", "#122d4b", "#cb0b83",
     "#2525f4", "#0bcb83",
 )  # fmt: skip
 """Colours for other mechanisms, in alphabetical order: far (in OKLab) from the colours in FIXED and from each other."""
