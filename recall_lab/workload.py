@@ -158,7 +158,7 @@ class AskOracle(Workload):
         )
 
     def check(self) -> None:
-        self.oracle.check(_without_memory(self._made))
+        _without_memory(lambda: self.oracle.check(self._made()))
 
     def _made(self) -> Mixer:
         if isinstance(self.mixer, list):
