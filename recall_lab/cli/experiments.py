@@ -96,4 +96,4 @@ def rows_of(folder: Path, failed: list[str]) -> pd.DataFrame | None:
 def collect(found: dict[str, Measured]) -> pd.DataFrame:
     """The selected rows of all experiments, with the experiment's name as a column."""
     parts = [own.chosen.assign(experiment=name) for name, own in found.items()]
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True).copy()  # so many columns are slow in several blocks
