@@ -75,6 +75,10 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--seed", type=int, default=0, help="seed of the example")
     claim = verb("claim", "run the experiments that claims need, and judge the claims")
     claim.add_argument("words", nargs="*", metavar="NAME", help="claims (none: all), and settings: size=large, root=…")
+    card = verb("card", "the memory card of a mechanism: one page on what it can remember")
+    card.add_argument("words", nargs="*", metavar="mixer=NAME", help="and settings: mixer.heads=2, size=large, root=…")
+    collect = "instead: write the package's table of built-in mechanisms from finished sweeps, or their table.parquet"
+    card.add_argument("--collect", nargs="+", metavar="FOLDER", default=[], help=collect)
     report = verb("report", "make the table, figures and report.html of a sweep's folder again")
     report.add_argument("folder")
     status = verb("status", "state, progress, accuracy, time left and size of every run of a sweep")
@@ -125,6 +129,12 @@ def _verb(chosen: argparse.Namespace) -> int:
         from recall_lab.cli import claim
 
         return claim.claim(chosen.words, chosen.config_dir)
+    if chosen.verb == "card":
+        from recall_lab.cli import card
+
+        if chosen.collect:
+            return card.collect(chosen.collect, chosen.words)
+        return card.card(chosen.words, chosen.config_dir)
     if chosen.verb == "rates":
         from recall_lab.cli import rates
         from recall_lab.cli.base import launch

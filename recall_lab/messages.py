@@ -101,7 +101,7 @@ def known_settings() -> list[str]:
                 walk(value, f"{prefix}{key}.")
 
     for folder in searched():
-        for path in set(folder.rglob("*.yaml")) - {folder / "rates.yaml"}:
+        for path in set(folder.rglob("*.yaml")) - {folder / "rates.yaml", folder / "card.yaml"}:
             # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
             group = path.relative_to(folder).parts[0] if path.parent != folder else path.stem.partition("_base")[0]
             known.append(group)

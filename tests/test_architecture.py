@@ -89,7 +89,7 @@ def shared(group: str) -> set[str]:
         return {path.stem for path in files} - set(names(group))
     if group == "figure":
         return {path.stem for path in files if not re.search(r"^def draw\b", path.read_text("utf-8"), re.M)}
-    return {"base", "experiments"} if group == "cli" else {"base"}
+    return {"base", "check", "experiments", "rates"} if group == "cli" else {"base"}  # verbs that others build on
 
 
 def test_readme_diagram_shows_every_module():

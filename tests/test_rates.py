@@ -67,7 +67,7 @@ def test_a_study_extends_its_grid_until_the_best_rate_is_an_inner_one(copied, mo
         assert folder.name == "rates_updates"
         return {("updates", mixer): {rate: peak(mixer, rate) for rate in own} for mixer, own in tried.items()}
 
-    monkeypatch.setattr(rates, "_scores", scores)
+    monkeypatch.setattr(rates, "validation_scores", scores)
     monkeypatch.setattr("recall_lab.report.make", lambda folder: type("Made", (), {"text": "the report"}))
     assert rates.study(["updates"], ["seed=0"], trained) == 0
     assert {mixer: sorted(own) for mixer, own in tried.items()} == {

@@ -42,15 +42,15 @@ def check(words: list[str], config_dir: str | None = None, golden: str | None = 
 
         arrays = load(golden)
     failed = False
-    for settings in _combinations(mixers):
-        for title, findings in _mixers(settings, config_dir, arrays):
+    for settings in combinations(mixers):
+        for title, findings in examined(settings, config_dir, arrays):
             failed |= _print(title, findings)
-    for settings in _combinations(tasks):
+    for settings in combinations(tasks):
         failed |= _print(*_task(settings, config_dir))
     return 1 if failed else 0
 
 
-def _combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
+def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
     """Every combination of the values of the overrides, as words without a sweep; none for no overrides."""
     if not overrides:
         return
@@ -76,7 +76,7 @@ def _print(title: str, findings: Iterable[Finding]) -> bool:
     return bool(failed)
 
 
-def _mixers(settings: list[str], config_dir: str | None, arrays: dict[str, Any] | None) -> Iterator[Subject]:
+def examined(settings: list[str], config_dir: str | None, arrays: dict[str, Any] | None = None) -> Iterator[Subject]:
     """The mixer that the settings describe; of a hybrid, each that its layers have.
 
     It has two heads where the settings name no number, since errors in the order of axes need two to show.

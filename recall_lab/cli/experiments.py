@@ -8,7 +8,7 @@ import pandas as pd
 
 from recall_lab import folders, results
 from recall_lab.checks import require
-from recall_lab.cli.base import compose, launch, no_effect, parse
+from recall_lab.cli.base import compose, launch, no_effect, parse, quoted
 from recall_lab.messages import print_line
 
 
@@ -24,16 +24,19 @@ class Job:
 
 
 def run(jobs: Sequence[Job], folder: Path, config_dir: str | None) -> list[str]:
-    """Runs the jobs one after another, each in FOLDER/NAME; runs that are finished are not repeated. Returns one line
-    for each job that failed."""
+    """Runs the jobs one after another, each in FOLDER/NAME. Returns one line for each job that failed."""
     failed = []
     for number, job in enumerate(jobs, 1):
         print_line(f"experiment {number} of {len(jobs)}: {job.name}")
-        place = [f"root={folder}", f"name={job.name}", "report=false"]
-        code = launch([*options(config_dir), f"experiment={job.experiment}", *place, *job.words])
-        if code:
-            failed.append(f"experiment {job.name}: exit status {code}")
+        failed += run_one(job, folder, config_dir)
     return failed
+
+
+def run_one(job: Job, folder: Path, config_dir: str | None) -> list[str]:
+    """Runs a job in FOLDER/NAME; runs that are finished are not repeated. Returns a line if it failed."""
+    place = [f"root={quoted(str(folder))}", f"name={job.name}", "report=false"]
+    code = launch([*options(config_dir), f"experiment={job.experiment}", *place, *job.words])
+    return [f"experiment {job.name}: exit status {code}"] if code else []
 
 
 def options(config_dir: str | None) -> list[str]:

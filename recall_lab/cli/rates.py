@@ -67,7 +67,7 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
                 only = [f"mixer={mixers}", *(word for word in overrides if not word.startswith("mixer="))]
                 grid = ",".join(f"{rate:g}" for rate in sorted(rates))
                 code = max(code, launch([*common, *(only if mixers else overrides), f"train.lr={grid}"]))
-            scores = _scores(folder)
+            scores = validation_scores(folder)
             grids, before = {f"{t} {m}": set(own) for (t, m), own in scores.items()}, grids
             wanted = _extended(scores) if grids != before else {}
         found: dict[str, dict[str, float]] = {}
@@ -91,12 +91,16 @@ def _known() -> list[str]:
     return [name for name in names if _takes_rates(name)]
 
 
-def _scores(folder: Path) -> dict[tuple[str, str], dict[float, float]]:
-    """(task, mixer) → rate → validation score, the mean over cells, seeds and the other axes of the experiment."""
+def validation_scores(folder: Path, seed: int | None = None) -> dict[tuple[str, str], dict[float, float]]:
+    """(task, mixer) → rate → validation score, the mean over cells, seeds and the other axes of the experiment.
+
+    seed  the one whose runs count; None: all
+    """
     from recall_lab.results import SCORES, collect
 
     table = collect(folder)
     rows = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
+    rows = rows if seed is None else rows[rows["seed"] == seed]
     runs = rows.groupby(["task", "mixer", "train.lr", "run"])["value"].mean()
     scores: dict[tuple[str, str], dict[float, float]] = {}
     for (task, mixer, rate), score in runs.groupby(level=[0, 1, 2]).mean().items():

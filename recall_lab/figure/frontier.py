@@ -54,11 +54,10 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 
 def _shared(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of the cells that every run was tested in: means over different cells could not be compared."""
-    cell = pd.Series("", rows.index)
-    for name in rows:
-        if name.startswith("task."):
-            cell += "|" + rows[name].astype(str)
-    return rows[rows.groupby(cell)["run"].transform("nunique") == rows["run"].nunique()]
+    cells = [name for name in rows if name.startswith("task.")]
+    if rows.empty or not cells:
+        return rows
+    return rows[rows.groupby(cells, dropna=False)["run"].transform("nunique") == rows["run"].nunique()]
 
 
 def _by_size(rows: pd.DataFrame) -> pd.DataFrame:
@@ -87,11 +86,10 @@ def _figure(task: str, rows: pd.DataFrame, points: pd.DataFrame, chance: float |
         for ax, names in zip(axes[:, 0], parts, strict=True):
             style.lines(ax, points, "elements", {name: looks[name] for name in names})
             for name in names:
-                if name in laws:
-                    for end in ("early", "late"):
-                        ax.plot(laws[name]["elements"], laws[name][end], color=looks[name].colour, linewidth=0.8)
-                x, y = zip(*published.get(name, [(np.nan, np.nan)]), strict=True)
-                ax.plot(x, y, color=looks[name].colour, marker=looks[name].marker, linestyle="none", fillstyle="none")
+                for end in ("early", "late") if name in laws else ():
+                    ax.plot(laws[name]["elements"], laws[name][end], color=looks[name].colour, linewidth=0.8)
+                for x, y in published.get(name, ()):
+                    ax.plot(x, y, color=looks[name].colour, marker=looks[name].marker, fillstyle="none")
             _axes(ax, points["elements"], chance)
             average_over = f"mean over {count} cells" if count > 1 else "one cell"
             ax.set_ylabel(f"{'R²' if (rows['metric'] == 'r2').any() else 'accuracy per scored token'}\n{average_over}")
