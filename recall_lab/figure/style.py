@@ -186,9 +186,14 @@ def grid(
 
 
 def log2_axis(ax: Axes, values: Iterable[float]) -> None:
-    """Sets a log₂ x axis with ticks at the values."""
+    """Sets a log₂ x axis with ticks at the values, at most 15 of them."""
+    ticks = sorted(set(values))
+    apart = ticks[:1]
+    for tick in ticks[1:]:
+        if np.log2(tick / apart[-1]) > np.log2(ticks[-1] / ticks[0]) / 14:
+            apart.append(tick)
     ax.set_xscale("log", base=2)
-    ax.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
+    ax.xaxis.set_major_locator(FixedLocator(apart))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
