@@ -45,9 +45,7 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     mixers = _mixers(table)
     names = mixers.copy()
     if "trained_as" in table:  # a mixer on the weights of another one is never mistaken for a trained one
-        names += (
-            table["trained_as"].astype(object).map(lambda mixer: f" trained_as={mixer}", na_action="ignore").fillna("")
-        )
+        names += [f" trained_as={mixer}" if isinstance(mixer, str) else "" for mixer in table["trained_as"]]
     groups = [name for name in ("mixer", "task", "probe") if name in table]
     columns = setting_columns(table, axis)
     columns = [
