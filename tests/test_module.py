@@ -129,7 +129,7 @@ class Nothing(Averaged):
         (backwards, "GRU is not causal: outputs before position 6 depend on inputs from there on"),
         (partial(nn.TransformerEncoderLayer, nhead=2, dim_feedforward=8, batch_first=True), "is not causal"),
         (partial(nn.GRU, 8, 8), "GRU mixes the sequences of a batch: .* needs batch_first=true"),
-        (Wide, r"Wide is no layer: for an input of \[3, 12, 8\] its output is \[3, 12, 9\]"),
+        (Wide, r"Wide: the output must have the shape of the input, \[3, 12, 8\], not \[3, 12, 9\]"),
         (Nothing, "Nothing: must return a tensor, or a tuple that begins with one"),
     ],
 )

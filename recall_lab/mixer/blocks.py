@@ -18,24 +18,24 @@ OfBlocks = Float[Tensor, "b h t blocks"]
 def mean_of_blocks(logits: Attention, size: int) -> OfBlocks:
     """The mean of a query's logits in each block, −∞ unless the block is complete at the query.
 
-    The mean of q·k_s is q·k̄, the logit for the block's mean key. A block that lacks a token, or has one that comes
-    after the query, has a logit of −∞ in it, so nothing of it is seen.
+    The mean of q·k_s is q·k̄, the logit for the block's mean key. An incomplete block, or one that holds a token after
+    the query, contains a logit of −∞, so its mean is −∞ too.
     """
     missing = -logits.shape[-1] % size
     return F.pad(logits, (0, missing), value=-torch.inf).unflatten(-1, (-1, size)).mean(-1)
 
 
 def to_tokens(x: Shaped[Tensor, "b h t blocks"], size: int, tokens: int) -> Shaped[Tensor, "b h t s"]:
-    """For each of the first `tokens` positions what x holds for its block."""
+    """The values of x, one per block, repeated for each of the first `tokens` positions."""
     return x.repeat_interleave(size, dim=-1)[..., :tokens]
 
 
 def chosen_blocks(p: OfBlocks, size: int, tokens: int, count: int, group: int) -> Bool[Tensor, "b h t blocks"]:
     """True at the first block, the block of the query, the one before it, and the others with the largest p.
 
-    These are `count` blocks in all, or all up to the query's if there are fewer; of equal ones the earliest. Each
-    `group` of adjacent heads chooses the same blocks, by the mean of its p. Blocks after the query may be True as well.
-    `tokens` is the number of positions up to the last query. The choice has no gradient.
+    These are `count` blocks in all; where there are fewer up to the query's, all of those, and blocks after it may be
+    True as well. Of equal ones the earliest are chosen. Each `group` of adjacent heads chooses the same blocks, by its
+    mean p. `tokens` is the number of positions up to the last query. The choice has no gradient.
     """
     t, blocks = p.shape[-2:]
     own = torch.arange(tokens - t, tokens, device=p.device)[:, None] // size  # t 1

@@ -15,11 +15,11 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Comba(MatrixMemory):
-    """The gated delta rule with a weaker erasure, and a query that is corrected by the key.
+    """The gated delta rule with a weaker erasure, and a query from which a multiple of the key is subtracted.
 
     S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − S_{t−1}ᵀ p_t)ᵀ with p_t = b k_t,  o_t = S_tᵀ q_t / √d;
     A_ts = q_tᵀ (Π_{r=s+1..t} (e^{g_r} − β_r k_r p_rᵀ)) β_s k_s / √d, later factors on the left;  state: S.
-    The prediction Sᵀp is that of the state before its decay. g is Mamba's decay; β = sigmoid(·) starts near ½;
+    S_{t−1}ᵀ p_t is read from the state before its decay. g is Mamba's decay; β = sigmoid(·) starts near ½;
     b = sigmoid(·), one per head, starts at .73. SiLU follows the short convolution, D b k is subtracted from q, with
     one learned D per head, and then keys have unit length. In flash-linear-attention 0.6.0 p is scaled to unit length
     as well, so that b has no effect there.

@@ -15,7 +15,7 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DeltaFormer(Cache):
-    """Softmax attention to values from which each token first removes what earlier tokens already answer.
+    """Softmax attention to corrected values: a token subtracts from its value what attention to earlier ones returns.
 
     u_t = v_t − β_t Σ_{s<t} softmax_{s<t}(x_t·k_s / √d_key) u_s,  o_t = Σ_{s≤t} softmax_{s≤t}(q_t·k_s / √d_key) u_s;
     x is q or, with lookup=key, k.  A = P (I + diag(β) L)⁻¹ with the weights P of the second softmax and L of the
@@ -26,7 +26,7 @@ class DeltaFormer(Cache):
     """
 
     lookup: str = "query"
-    """query or key: which vector of a token finds what earlier tokens answer."""
+    """query or key: the vector x with which a token attends to earlier ones, to correct its value."""
 
     neutral_gates: ClassVar[Mapping[str, float]] = {"beta": 0.0}
 

@@ -16,17 +16,18 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DSA(Budget):
-    """Each query attends to the tokens that a small indexer of its own heads and keys ranks highest.
+    """Each query attends to the tokens that a small indexer, with queries and keys of its own, scores highest.
 
     I_ts = Σ_j w_tj ReLU(u_tj·e_s / √index_width) over the heads j of the indexer,  o_t = Σ_{s∈C_t} softmax_s(q_t·k_s /
-    √d_key) v_s,  C_t: the `budget` positions s ≤ t with the largest I_ts (the earliest among equals), the same for all
+    √d_key) v_s,  C_t: the `budget` positions s ≤ t with the largest I_ts (of equal ones the earliest), the same for all
     heads.  A is that softmax;  state: k, v and e of all tokens so far. u, w and e are projections of x, w divided by
     √index_heads; e is shared by the indexer's heads.
-    In the paper the indexer learns by a loss of its own, the divergence of softmax_s(I_ts) from the mean weights of the
-    heads, with no gradient to x. Here there is no second loss: I_ts has the gradient of the logits of t and s, summed
-    over heads, so it rises for the chosen tokens that should get more weight. The indexer has no norm and no positions,
-    and is computed in full precision. All logits are computed and then masked, which saves neither time nor storage.
-    With u, e and w given as numbers, as with the oracle, all tokens rank alike, and the earliest ones are attended to.
+    In the paper the indexer has a loss of its own, the Kullback–Leibler divergence between softmax_s(I_ts) and the mean
+    weights of the heads, with no gradient to x. Here there is no second loss: I_ts gets the gradient of the logits of t
+    and s, summed over heads (straight-through), so it rises for chosen tokens that should get more weight. The indexer
+    has no norm and no positions, and is computed in full precision. All logits are computed and then masked, so this
+    implementation saves neither time nor memory. In the oracle u, e and w are constants: all scores are equal, and
+    the earliest tokens are attended to.
     Source: DeepSeek-AI, arXiv 2512.02556.
     """
 

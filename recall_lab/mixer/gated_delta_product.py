@@ -16,14 +16,14 @@ from recall_lab.shapes import Gates, Hidden, Query, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GatedDeltaProduct(MatrixMemory):
-    """Several writes of the delta rule per token, each with a key, a value and a rate of its own, after one decay.
+    """Several writes of the delta rule per token, each with its own key, value and write strength β, after one decay.
 
     S_t^0 = e^{g_t} S_{t−1},  S_t^j = S_t^{j−1} + β_tj k_tj (v_tj − S_t^{j−1}ᵀ k_tj)ᵀ for j = 1 … n,  S_t = S_t^n,
     o_t = S_tᵀ q_t / √d;  no A: o_t = Σ_s Σ_j A_tsj v_sj has n weights per token, not one;  state: S.
     A product of n factors I − β k kᵀ with β in (0, 2) can be any product of n reflections (β = 2). Two of them make
     a rotation, which permutes three elements cyclically; one factor can only swap two elements.
     g is Mamba's decay and β = 2 sigmoid(·) starts near 1. Keys have unit length, and SiLU follows the short
-    convolution. Where one pair per token is given, as by the oracle, this is the gated delta rule.
+    convolution. In the oracle, which gives one pair per token, this is the gated delta rule.
     Source: Siems et al., arXiv 2502.10297.
     """
 

@@ -22,7 +22,7 @@ class GSA(Mixer):
 
     K_t = K_{t−1} diag(e^{g_t}) + k_t s_tᵀ,  V_t = diag(e^{g_t}) V_{t−1} + s_t v_tᵀ,  p_t = softmax(K_tᵀ q_t),
     o_t = V_tᵀ p_t;  A_ts = Σ_i p_ti s_si Π_{r=s+1..t} e^{g_ri};  state: K, d_key × slots, and V, slots × d_value.
-    g = ⅛ log sigmoid(W x) per slot, e^g near .92 at the start, and s = 1 − e^g: a slot takes in as much as it forgets.
+    g = ⅛ log sigmoid(W x) per slot, e^g near .92 at the start, s = 1 − e^g, so a slot is an exponential moving average.
     SiLU follows the short convolution. The paper's norm of the output is the option output_norm.
     Source: Zhang et al., arXiv 2409.07146.
     """

@@ -14,13 +14,13 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HGRN2(MatrixMemory):
-    """Every key channel is written by as much as it forgets.
+    """Gated linear attention whose key is one minus the forget gate, per channel.
 
     S_t = diag(f_t) S_{t−1} + k_t v_tᵀ with k_t = 1 − f_t,  o_t = S_tᵀ q_t / √d;
     A_ts = Σ_c q_tc k_sc Π_{r=s+1..t} f_rc / √d;  state: S.
-    f = l + (1 − l) sigmoid(k_proj x), convolved as keys are, with the lower bound l; q = SiLU(q_proj x). At the start f
-    is near ½ at l = 0. In the paper l is learned, is 0 in the lowest layer and grows with the layer. The recurrence
-    takes k and f as separate inputs: where both are given as numbers, as by the oracle, it is that of gla.
+    f = l + (1 − l) sigmoid(k_proj x), convolved as keys are, with the lower bound l; q = SiLU(q_proj x). At the start,
+    with l = 0, f is near ½. In the paper l is learned, is 0 in the lowest layer and grows with the layer. The
+    recurrence takes k and f as separate inputs: in the oracle, which sets both, it is that of gla.
     Source: Qin et al., arXiv 2404.07904.
     """
 

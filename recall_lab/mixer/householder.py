@@ -2,8 +2,8 @@
 
 Over some positions r the product Π_r P_r = P_{s+1} … P_t with P_r = I − β_r w_r w_rᵀ is I − Wᵀ U W. The rows of W are
 the w_r, U = D (I + N D)⁻¹, N is the part of W Wᵀ above its diagonal and D the diagonal matrix of β (the compact form of
-Bischof and Van Loan; Yang et al., arXiv 2505.16381). U is upper triangular, and what belongs to fewer of the positions
-is a part of it. So one triangular system gives the products for all s and t of a block.
+Bischof and Van Loan; Yang et al., arXiv 2505.16381). U is upper triangular, and the U of a contiguous part of the
+positions is the corresponding diagonal block. So one triangular system gives the products for all s and t of a block.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from recall_lab.shapes import Attention, Query
 
 
 class Carried(NamedTuple):
-    """What a block of positions needs of the changed keys."""
+    """The results of `carry` for a block of positions."""
 
     products: Attention
     """k_sᵀ P_{s+1} … P_t q_t for all keys s of the state and of the block: b h t s; undefined where s comes after t."""

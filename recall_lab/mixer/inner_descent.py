@@ -1,8 +1,8 @@
 """A linear model that is trained on the tokens as they come, by one step of gradient descent per mini-batch.
 
-The model f(x) = x + LN(x W + c) is to give v_s for k_s, at the loss ½‖f(k_s) − v_s‖². LN is a layer norm with a learned
+The model f(x) = x + LN(x W + c) maps k_s to v_s; its loss is ½‖f(k_s) − v_s‖². LN is a layer norm with a learned
 scale and shift, the same at all positions. With W and c at the start of the mini-batch and u_s the gradient of the loss
-of token s with respect to k_s W + c at that W and c, its positions t read
+of token s with respect to k_s W + c at that W and c, the read-out at position t is
 
     z_t = q_t W_t + c_t,  W_t = W − a_t Σ_s l_s k_sᵀ u_s,  c_t = c − a_t Σ_s l_s u_s
 
@@ -32,7 +32,7 @@ EPS = 1e-6
 
 
 def layer_norm(z: Tensor, norm: Norm) -> Tensor:
-    """LN(z) over the last axis, at any leading axes that end with h t."""
+    """LN(z) over the last axis of z (… h t v)."""
     normal, _ = _standardized(z)
     return normal * norm.scale + norm.shift
 

@@ -1,4 +1,4 @@
-"""The contract of a layer that carries information from one token to later ones, and what it computed on a batch."""
+"""The interface of a layer that passes information from a token to later ones, and the trace of one on a batch."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -100,7 +100,7 @@ def state_bytes(state: State) -> int:
 def made_with(make: Callable[..., nn.Module], d_model: int) -> nn.Module:
     """The module that `make` returns, to which d_model is passed as the first of WIDTHS that it takes, unless given.
 
-    Raises ValueError, naming it, where it cannot be made, or is no module.
+    Raises ValueError, naming it, where it cannot be made or is not a torch.nn.Module.
     """
     made = getattr(make, "func", make)
     name = getattr(made, "__name__", str(made))
@@ -124,7 +124,8 @@ def check_causal(name: str, apply: Callable[[Hidden], Hidden], x: Hidden, y: Ten
     The tolerance is that of float32, or of half precision where y has it or autocast is on. Nothing is checked on the
     meta device, where there are no numbers.
     """
-    require(y.shape == x.shape, f"{name} is no layer: for an input of {list(x.shape)} its output is {list(y.shape)}")
+    shapes = f"{list(x.shape)}, not {list(y.shape)}"
+    require(y.shape == x.shape, f"{name}: the output must have the shape of the input, {shapes}")
     half = x.shape[1] // 2
     if x.device.type == "meta":
         return

@@ -16,9 +16,9 @@ from recall_lab.shapes import Hidden, State
 class Module(Layer):
     """A layer b t m → b t m, used as it is.
 
-    y = layer(x), or the first part where it returns several;  no A: a layer has no queries, keys and values that could
-    be told apart;  state: that of a recall_lab.mixer.layer.Layer (those in recall_lab.mixer.adapters, for example) is
-    counted, that of another layer is not known. Such a layer is continued by computing all past inputs again.
+    y = layer(x), or the first part where it returns several;  no A: the layer's queries, keys and values are not
+    accessible;  state: counted for a recall_lab.mixer.layer.Layer (for example those in recall_lab.mixer.adapters), not
+    known for another layer, which continues a sequence by computing all past inputs again.
     d_model is passed to the constructor as d_model, hidden_size, embed_dim or dim, unless it is given.
     At its first use it is checked to be causal and to keep the sequences of a batch apart. Source: the layer's own.
     """

@@ -15,19 +15,19 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class NSA(Cache):
-    """Each query sees all past in summaries of blocks, the tokens of a few blocks that it chooses, and a window.
+    """Each query attends to summaries of all past blocks, to the tokens of a few blocks it chooses, and to a window.
 
     o_t = g¹_t Σ_c p_tc v̄_c + g²_t Σ_{s∈C_t} softmax_s(z_ts) v_s + g³_t Σ_{s>t−window} softmax_s(z_ts) v_s,
     z_ts = q_t·k_s / √d_key. k̄_c and v̄_c are means over block c of `block_size` tokens, p_tc = softmax_c(q_t·k̄_c /
-    √d_key) over the blocks that are complete at t, zero if there are none. C_t: the positions s ≤ t in the first
+    √d_key) over the blocks that are complete at t; p_tc = 0 for all others. C_t: the positions s ≤ t in the first
     block, in that of t, in the one before it, and in those with the largest p_tc (of equal ones the earliest), `budget`
     / block_size blocks in all. g = sigmoid(·), one per branch and head.  A is the sum of the three weights, those of a
-    block shared evenly among its tokens;  state: all k and v so far. A block that holds a token after t has the weight
-    zero in p_t. The choice has no gradient of its own: p learns through the first branch.
+    block divided evenly among its tokens;  state: all k and v so far. The choice has no gradient: p is trained through
+    the first branch only.
     As in flash-linear-attention, summaries are means, and the same blocks are summarised and chosen. In the paper a
-    learned map makes summaries of overlapping blocks, each branch has k and v of its own, and heads that share k and v
-    choose together; here every head has its own k and v and chooses alone. All weights are computed and then masked, so
-    this form saves neither time nor storage. With ALiBi a block has the mean bias of its tokens.
+    learned map summarises overlapping blocks, each branch has its own k and v, and heads that share k and v choose
+    the same blocks; here every head has its own k and v and its own choice. All weights are computed and then masked,
+    so this implementation saves neither time nor memory. With ALiBi a block has the mean bias of its tokens.
     Source: Yuan et al., arXiv 2502.11089.
     Raises ValueError unless block_size divides budget into 3 blocks or more.
     """
@@ -42,7 +42,7 @@ class NSA(Cache):
     group: ClassVar[int] = 1
     """Adjacent heads that choose blocks together, by the mean of their p."""
     neutral_gates: ClassVar[Mapping[str, float]] = {"compressed": 0.0, "chosen": 1.0, "recent": 0.0}
-    """The chosen tokens alone: with a budget of the length or more, that is softmax."""
+    """The chosen blocks alone: with a budget of at least the length, this is softmax attention."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

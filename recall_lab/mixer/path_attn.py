@@ -18,10 +18,10 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PathAttn(Cache):
-    """Softmax attention in which the position of a key is the product of reflections by all later tokens.
+    """Softmax attention whose positional encoding is a product of Householder-like matrices that depend on the tokens.
 
     o_t = Σ_{s≤t} softmax_s((k_sᵀ P_{s+1} … P_t q_t + Σ_{r=s+1..t} g_r) / √d_key) v_s,  P_r = I − β_r w_r w_rᵀ;  A is
-    that softmax;  state: v of all tokens so far, their k, changed by every later P, and with `forget` their sums of g.
+    that softmax;  state: v of all tokens so far, their k times every later P, and with `forget` their sums of g.
     w has unit length, β = 2 sigmoid(·) starts near 1, and g = log σ(f_proj x) per head, 0 without `forget`.
     In the paper w has a short convolution of its own and, with many heads, a projection of low rank; here it is one
     projection of x.

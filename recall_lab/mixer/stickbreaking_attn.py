@@ -12,12 +12,12 @@ from recall_lab.shapes import Gates, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class StickbreakingAttn(Cache):
-    """Each earlier token, from the latest to the first, takes a share of the weight that those after it have left.
+    """Each earlier token, from the latest to the first, takes a share of the weight that later tokens have left over.
 
     z_ts = q_t·k_s / √d_key,  A_ts = σ(z_ts) Π_{s<l<t} (1 − σ(z_tl)) for s < t,  o_t = Σ_{s<t} A_ts v_s;  state: all k
     and v so far. There is no softmax: a query may leave weight unused, and of equal keys the latest counts most. A
-    token does not attend to itself, so the first output is zero, and with the oracle, which may ask for a key where it
-    is written, such a query is not answered. With `remainder` the weight that is left, Π_{l<t} (1 − σ(z_tl)), goes to
+    token does not attend to itself, so the first output is zero, and a query of the oracle at the position at which
+    its pair is written is not answered. With `remainder` the weight that is left, Π_{l<t} (1 − σ(z_tl)), goes to
     the token's own value, and the rows of A sum to one.
     With positions, z is of rotated q and k, or includes ALiBi's bias.
     Source: Tan et al., arXiv 2410.17980.

@@ -17,15 +17,17 @@ from recall_lab.shapes import Gates, Hidden, Query, State, Value
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class TTTLinear(Mixer):
-    """A linear model, trained on the tokens as they come, gives the value for each key.
+    """The state is a linear model from keys to values, trained by gradient descent on mini-batches of the sequence.
 
-    f(x) = x + LN(x W + c). Token s, of a mini-batch that starts with W and c, has the gradient u_s of ½‖f(k_s) − v_s‖²
-    with respect to k_s W + c. Then W_t = W − a_t Σ_{s≤t} l_s k_sᵀ u_s / d,  c_t = c − a_t Σ_{s≤t} l_s u_s / d over the
-    mini-batch, whose last ones the next starts with;  o_t = q_t + LN(q_t W_t + c_t);  no A: o is not linear in v;
+    f(x) = x + LN(x W + c). Let W and c be those at the start of a mini-batch, and u_s the gradient of ½‖f(k_s) − v_s‖²
+    with respect to k_s W + c. Then W_t = W − a_t Σ_{s≤t} l_s k_sᵀ u_s / d,  c_t = c − a_t Σ_{s≤t} l_s u_s / d, with
+    sums over the tokens of the mini-batch. The next mini-batch starts with the last W_t and c_t.
+    o_t = q_t + LN(q_t W_t + c_t);  no A: o is not linear in v;
     state: W (d × d) and c, and the keys and gradients of the 0 to mini_batch − 1 tokens of an unfinished mini-batch.
-    Learned: the first W, normal with deviation .02, the first c = 0, LN, the rate l = sigmoid(·), near ½ at the start,
-    and max(a_i, 0) for the i-th position of a mini-batch, 1/i at the start. The paper's rotary positions, norm of the
-    output and gate are left out. flash-linear-attention 0.6.0 differs: there o = z + LN(z) with z = q_t W_t / √d + c_t,
+    Learned: the first W (initially normal with standard deviation .02), the first c (initially 0), LN, the rate
+    l = sigmoid(·), near ½ at the start, and max(a_i, 0) for the i-th position of a mini-batch, 1/i
+    at the start. The paper's rotary positions, norm of the output and gate are left out.
+    flash-linear-attention 0.6.0 differs: there o = z + LN(z) with z = q_t W_t / √d + c_t,
     and one rate, of the position t, in place of a_t l_s / d.
     Raises ValueError unless d_value equals d_key.
     Source: Sun et al., arXiv 2407.04620.

@@ -1,4 +1,4 @@
-"""How the outputs of a layer depend on its inputs, by reverse-mode differentiation: for layers of any library."""
+"""The Jacobian of a layer's outputs with respect to its inputs, by reverse-mode differentiation, for any layer."""
 
 import torch
 
@@ -7,10 +7,10 @@ from recall_lab.shapes import Attention
 
 
 def influence_of_inputs(trace: LayerTrace, chunk: int = 1 << 20) -> Attention:
-    """‖∂y_t/∂x_s‖_F/√d_model (b 1 t s), the size of the derivative of an output by an input.
+    """‖∂y_t/∂x_s‖_F/√d_model (b 1 t s), the norm of the derivative of an output by an input.
 
-    Every number of the output needs a backward pass: n d_model passes over each sequence, as many at a time as make up
-    `chunk` numbers of input, but at least one.
+    Every element of the output needs a backward pass: n d_model passes per sequence. They are computed in batches of
+    at most `chunk` elements of input, but at least one pass.
     """
     b, t, m = trace.x.shape
     found = trace.x.new_zeros(b, 1, t, t, dtype=torch.float32)
