@@ -164,8 +164,8 @@ def test_reference_gradients(tmp_path):
     [
         (lambda a: a.pop("o"), "lacks o; see `recall-lab check --help`"),
         (lambda a: a.pop("log_decay"), "the file lacks the gates log_decay of GLA"),
-        (lambda a: a.update(beta=a["q"]), "beta: no input or result of GLA, whose own are log_decay, o, state_S"),
-        (lambda a: a.update(dq=a["q"]), "dq: no input or result"),
+        (lambda a: a.update(beta=a["q"]), "beta: neither input nor result of GLA; those are log_decay, o, state_S"),
+        (lambda a: a.update(dq=a["q"]), "dq: neither input nor result"),
         (lambda a: a.update(q=a["q"].astype(int)), "q is int64 of shape .*; it must be float32 or float64"),
         (lambda a: a.update(o=a["o"][:, :1]), r"o has shape \(2, 1, 24, 16\), not \(2, 2, 24, 16\)"),
     ],
@@ -195,4 +195,4 @@ def test_reference_arrays_are_lines_of_the_command(monkeypatch, capsys, tmp_path
     assert "  ok      golden o: largest relative error" in capsys.readouterr().out
     np.savez(tmp_path / "reference.npz", **gla_arrays() | {"beta": np.zeros((1, 1, 1))})
     assert command.check(["mixer=gla"], golden=str(tmp_path / "reference.npz")) == 1
-    assert "  FAILED  golden: ValueError: beta: no input or result of GLA" in capsys.readouterr().out
+    assert "  FAILED  golden: ValueError: beta: neither input nor result of GLA" in capsys.readouterr().out

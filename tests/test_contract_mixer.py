@@ -169,7 +169,7 @@ FAULTS = {
     WrongAttention: ({"effective attention"}, "largest relative error 1.0e-03 (allowed 1e-10): A v versus o"),
     AttentionToTheFuture: (
         {"effective attention"},
-        "A has a weight of 1.0e-06 from position 3 on the later position 5",
+        "A[3, 5] is 1.0e-06: position 3 attends to a later one",
     ),
     InfiniteInHalfPrecision: ({"bfloat16"}, "not finite: outputs, output of a step"),
     IgnoresItsToken: ({"causality"}, "the output at position 1 does not depend on the token there"),

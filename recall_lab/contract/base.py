@@ -1,4 +1,4 @@
-"""What a check of the contract finds. A check is a pure function of a mixer, or of a task, that returns a `Finding`."""
+"""The results of contract checks. A check is a pure function of a mixer, or of a task, that returns a `Finding`."""
 
 import math
 import traceback
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class NotApplicableError(Exception):
-    """Raised by a check that does not concern its subject; the message is the reason."""
+    """Raised by a check that does not apply to its subject; the message is the reason."""
 
 
 class BrokenError(Exception):
@@ -42,7 +42,7 @@ def title(check: Check) -> str:
 
 
 def examine(checks: Iterable[Check], *subject: Any) -> Iterator[Finding]:
-    """The findings of all checks on one subject, each made when it is asked for. A check that raises has failed."""
+    """Yields the finding of each check on one subject. A check that raises an unexpected exception has failed."""
     for check in checks:
         try:
             finding = check(*subject)
@@ -50,13 +50,13 @@ def examine(checks: Iterable[Check], *subject: Any) -> Iterator[Finding]:
             finding = Finding(None, f"not applicable: {reason}")
         except BrokenError as fault:
             finding = Finding(False, str(fault))
-        except Exception as error:  # it may come from any code of a user's own
+        except Exception as error:  # a user's own code may raise anything
             finding = Finding(False, raised(error))
         yield replace(finding, check=title(check))
 
 
 def raised(error: Exception) -> str:
-    """An exception as one line, with the innermost place in the source outside installed packages."""
+    """An exception as one line, with the innermost source line outside installed packages."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
     frames = [f for f in frames if not f.filename.startswith("<")]
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -65,7 +65,7 @@ def raised(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Deviation:
-    """A relative error, the largest that is allowed, and of what it is."""
+    """A relative error, its limit, and what was compared."""
 
     error: float
     limit: float
@@ -73,12 +73,12 @@ class Deviation:
 
     @property
     def share(self) -> float:
-        """error / limit; infinite where the error is no number."""
+        """error / limit; infinite where the error is NaN."""
         return math.inf if math.isnan(self.error) else self.error / self.limit
 
 
 def within_limits(deviations: Iterable[Deviation]) -> Finding:
-    """Whether all errors are within their limits. The detail names the one that is largest relative to its limit."""
+    """Whether all errors are within their limits. The detail names the error that is largest relative to its limit."""
     worst = max(deviations, key=lambda deviation: deviation.share)
     detail = f"largest relative error {worst.error:.1e} (allowed {worst.limit:.0e}): {worst.where}"
     return Finding(worst.share <= 1, detail)

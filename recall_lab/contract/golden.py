@@ -27,7 +27,7 @@ LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def load(path: str | Path) -> dict[str, Tensor]:
-    """The arrays of an .npz. Raises ValueError where it is none, or lacks q, k, v or o, or holds other types."""
+    """The arrays of an .npz. Raises ValueError for another file, missing q, k, v or o, and other types."""
     try:
         with np.load(path) as stored:
             arrays = {name: torch.from_numpy(stored[name]) for name in stored.files if name != "__meta__"}
@@ -43,10 +43,10 @@ def load(path: str | Path) -> dict[str, Tensor]:
 
 
 def findings(make: Callable[..., Mixer], arrays: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """One finding per reference array: the largest ratio over `parallel` and `run_recurrence`, float64 and float32.
+    """Yields one finding per reference array: the largest `ratio` over both forms, in float64 and float32.
 
-    make: makes the mixer from d_model, heads, d_key and d_value. Raises ValueError for an array that is no input or
-    result of the mixer, and for a gate that is neither given nor fixed by the mixer's options.
+    make: makes the mixer from d_model, heads, d_key and d_value. Raises ValueError for an array that is neither an
+    input nor a result of the mixer, and for a gate that is neither given nor fixed by the mixer's options.
     """
     heads, d_key, d_value = arrays["q"].shape[1], arrays["q"].shape[3], arrays["v"].shape[3]
     mixer = make(d_model=16, heads=heads, d_key=d_key, d_value=d_value)
@@ -90,5 +90,5 @@ def _results(mixer: Mixer, form: str, arrays: Mapping[str, Tensor], dtype: torch
         results |= {f"d{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
     unknown = sorted(arrays.keys() - leaves.keys() - results.keys() - {"do"})
     known = ", ".join([*computed, *results])
-    require(not unknown, f"{', '.join(unknown)}: no input or result of {type(mixer).__name__}, whose own are {known}")
+    require(not unknown, f"{', '.join(unknown)}: neither input nor result of {type(mixer).__name__}; those are {known}")
     return {name: result for name, result in results.items() if name in arrays}

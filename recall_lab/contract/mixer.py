@@ -18,7 +18,7 @@ from recall_lab.mixer.neutral import neutral_fault
 from recall_lab.shapes import Hidden, State
 
 LENGTHS = (1, 31, 33, 65, 130)
-"""Lengths at which the forms of a mechanism are compared: one token, and one less or more than a chunk."""
+"""Lengths at which the forms of a mechanism are compared: one token, and lengths that do not end with a chunk."""
 
 LIMITS = {torch.float64: (1e-10, 1e-9), torch.float32: (1e-5, 1e-3)}
 """Type → the largest relative errors of outputs and states, and of gradients."""
@@ -28,7 +28,7 @@ Results = dict[str, Tensor]
 
 
 def draw(mixer: Mixer, length: int, batch: int = 2, seed: int | None = None) -> Hidden:
-    """Normal random inputs (b t m) of the type and on the device of the mixer's weights; seed: None: the length."""
+    """Normal random inputs (b t m) with the dtype and device of the mixer's weights. seed: by default `length`."""
     weight = next(mixer.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(length if seed is None else seed)
     return torch.randn(batch, length, mixer.d_model, generator=generator, dtype=torch.float64).to(weight)
@@ -83,7 +83,7 @@ def split_equals_whole(mixer: Mixer, lengths: Collection[int] = LENGTHS) -> Find
 
 @torch.no_grad()
 def causality(mixer: Mixer) -> Finding:
-    """Outputs before a position are the same when all tokens from there on change; its own output is not."""
+    """If all tokens from a position on change, the outputs before it stay the same, and the output at it changes."""
     made = converted(mixer, torch.float64)
     x, other = draw(made, 100), draw(made, 100, seed=1)
     y, _ = made(x)
@@ -100,7 +100,7 @@ def causality(mixer: Mixer) -> Finding:
 
 @torch.no_grad()
 def linearity_in_v(mixer: Mixer) -> Finding:
-    """At the same q, k and gates the outputs for 2 v + 3 w are 2 o(v) + 3 o(w), where the mixer declares this."""
+    """o(2 v + 3 w) = 2 o(v) + 3 o(w) at the same q, k and gates, where the mixer declares `linear_in_v`."""
     _require_linear(mixer)
     made = converted(mixer, torch.float64)
     q, k, v, gates, _ = made.project(draw(made, 100))
@@ -121,13 +121,13 @@ def effective_attention(mixer: Mixer) -> Finding:
     later = A.triu(1).abs().amax(dim=(0, 1))
     if later.any():
         t, s = divmod(int(later.argmax()), 100)
-        raise BrokenError(f"A has a weight of {float(later.max()):.1e} from position {t} on the later position {s}")
+        raise BrokenError(f"A[{t}, {s}] is {float(later.max()):.1e}: position {t} attends to a later one")
     where = f"A v versus o at position {_position(A @ v, o)} of 100"
     return within_limits([Deviation(relative_error(A @ v, o), 1e-10, where)])
 
 
 def neutral_gates(mixer: Mixer) -> Finding:
-    """At the gates that the mixer declares as neutral it writes every pair completely and forgets nothing."""
+    """At the gates that the mixer declares as neutral, every pair is written completely and nothing is forgotten."""
     names = mixer.gates(draw(mixer, 1)).keys()
     if not names:
         raise NotApplicableError("it has no gates")
@@ -135,7 +135,7 @@ def neutral_gates(mixer: Mixer) -> Finding:
         raise NotApplicableError("it declares no neutral gates and is not linear in v")
     defaults = {field.name: field.default for field in fields(mixer)}
     if any(getattr(mixer, name) != defaults[name] for name in mixer.position_options):
-        raise NotApplicableError("its answers depend on positions")
+        raise NotApplicableError("its outputs depend on positions")
     unknown = set(mixer.neutral_gates) - names - mixer.fixed_gates
     if unknown:
         raise BrokenError(f"neutral_gates names {', '.join(sorted(unknown))}; its gates are {', '.join(names)}")
@@ -146,7 +146,7 @@ def neutral_gates(mixer: Mixer) -> Finding:
 
 
 def state_size(mixer: Mixer) -> Finding:
-    """`state_size` is the number of elements that steps carry, and grows up to `state_limit` tokens only."""
+    """`state_size` counts the elements of the state after steps, and grows up to `state_limit` tokens only."""
     limit = mixer.state_limit
     stepped = mixer.initial_state()
     with torch.no_grad():
@@ -182,7 +182,7 @@ def batch_independence(mixer: Mixer) -> Finding:
 
 
 def device_placement(mixer: Mixer) -> Finding:
-    """On the meta device, where a tensor made on any other device is an error, outputs and states stay there."""
+    """On the meta device, outputs and states stay there, and no operation mixes in a tensor of another device."""
     made = copy.deepcopy(mixer).to("meta")
     x = torch.empty(2, 70, made.d_model, device="meta")
     y, state = made(x)
@@ -250,7 +250,7 @@ def _segments(length: int) -> Sequence[tuple[int, int]]:
 
 
 def _stepped(mixer: Mixer, x: Hidden, lengths: Collection[int]) -> dict[int, Results]:
-    """Length → the results of that many steps from the start, all from one loop."""
+    """Length → the results after that many steps from the start, all from one loop."""
     state, outputs, states = mixer.initial_state(len(x)), [], {}
     for length, token in enumerate(x.split(1, dim=1), start=1):
         y, state = mixer.step(token, state)

@@ -1,6 +1,6 @@
 """The contract of a task. Its tests and `recall-lab check` use the same functions.
 
-A check takes a task and draws what it needs; those of BATCH also take a batch that was drawn elsewhere.
+A check takes a task and samples what it needs; the checks in BATCH also accept a given batch.
 """
 
 import itertools
@@ -40,8 +40,8 @@ def solve_equals_sample(task: Task, batch: Batch | None = None) -> Finding:
         wrong, size = solved != batch.targets, ""
     if not wrong.any():
         return Finding(True, f"{batch.scored.sum():,} targets in {len(solved)} sequences agree")
-    place = tuple(np.argwhere(wrong)[0])
-    first = f"sequence {place[0]}, position {place[1]}: solve {solved[place]}, sample {batch.targets[place]}"
+    index = tuple(np.argwhere(wrong)[0])
+    first = f"sequence {index[0]}, position {index[1]}: solve {solved[index]}, sample {batch.targets[index]}"
     return Finding(False, f"{wrong.sum():,} of {wrong.size:,} entries differ{size}; the first: {first}")
 
 
@@ -66,7 +66,7 @@ def vocabulary_and_shapes(task: Task, batch: Batch | None = None) -> Finding:
 
 
 def _channels(task: Task, batch: Batch) -> Finding:
-    """The shapes of a continuous task, whose tokens and targets are finite."""
+    """Tokens and targets of a continuous task have the stated number of channels and are finite."""
     stated, found = (task.width, task.vocab), (batch.tokens.shape[2:], batch.targets.shape[2:])
     if found != ((stated[0],), (stated[1],)):
         raise BrokenError(f"tokens and targets have channels {found}, but width and vocab are {stated}")
@@ -132,11 +132,11 @@ def _check_source(task: Task, batch: Batch) -> None:
 
 
 BATCH = (solve_equals_sample, vocabulary_and_shapes, queries_are_scored, factors_are_declared)
-"""The checks of a batch; without one, they draw it."""
+"""The checks of a batch, which they sample if none is given."""
 
 
 def seeds(task: Task) -> Finding:
-    """The same generator gives the same batch, another one another batch, and no global generator is used."""
+    """Equal seeds give equal batches, different seeds different ones, and no global generator is used."""
     before = _global_generators()
     first, again, other = (draw(task, 32, seed) for seed in (1, 1, 2))
     if _global_generators() != before:
@@ -176,9 +176,9 @@ def chance(task: Task) -> Finding:
 
 
 def scaling(task: Task) -> Finding:
-    """`at` and `scales` give the same task at other sizes, at which a batch has all that it has here.
+    """`at` and `scales` give the task at other sizes, where a batch passes all checks that it passes at this size.
 
-    A task of length 0 is refused.
+    Length 0 is refused.
     """
     try:
         task.at(length=0)
@@ -198,7 +198,7 @@ def scaling(task: Task) -> Finding:
             if finding.failed:
                 return Finding(False, f"{_words(cell)}: {finding.check}: {finding.detail}")
     described = "; ".join(_words(cell) for cell in cells.cells)
-    refused = f"; {len(cells.impossible)} sizes refused" if cells.impossible else ""
+    refused = f"; sizes refused: {len(cells.impossible)}" if cells.impossible else ""
     return Finding(True, f"holds at {described}{refused}")
 
 
