@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 
 class Workers(Launcher):
-    """Runs of a sweep in parallel processes, which outlive one another's death (see `recall_lab.cli.workers`)."""
+    """Does the runs of a sweep in parallel processes; one that dies is replaced (see `recall_lab.workers`)."""
 
     def __init__(self, n_jobs: int) -> None:
         self.n_jobs = n_jobs

@@ -13,7 +13,6 @@ from recall_lab import overview
 from recall_lab.messages import print_line
 from recall_lab.overview import Entry
 from recall_lab.sweep import Sweep
-from recall_lab.times import in_words
 
 MINUTE = 60.0
 """Seconds between two lines where there is no terminal."""
@@ -38,7 +37,7 @@ class Display:
         self.thread = threading.Thread(target=self._lines, daemon=True)
 
     def start(self) -> None:
-        """Begins to show the state of the command's runs."""
+        """Starts to show the state of the command's runs."""
         if self.terminal:
             self.live.start()
         else:
@@ -59,9 +58,8 @@ class Display:
         for each in found:
             if each.state == "running":
                 bar = ProgressBar(total=each.total or 1, completed=each.done, width=20)
-                accuracy = "" if each.accuracy is None else f"accuracy {each.accuracy:.3f}"
-                left = "" if each.left is None else f"{in_words(each.left)} left"
-                rows.add_row(each.title, bar, each.progress or "starting", accuracy, left)
+                _, title, _, progress, accuracy, left = overview.line(each)
+                rows.add_row(title, bar, progress or "starting", accuracy, left)
         return Group(overview.totals(found), rows) if len(found) > 1 else Group(rows)
 
     def _lines(self) -> None:

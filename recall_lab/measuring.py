@@ -1,4 +1,4 @@
-"""What is measured of a model: its scores and probes in every cell, as rows; and how a run reports its progress."""
+"""Scores and probes of a model in every cell, as rows; and what a run needs of its surroundings."""
 
 import copy
 import dataclasses
@@ -34,8 +34,8 @@ class Workspace:
     """Called before every training step and every cell that is tested or probed. If it returns True, train.Interrupted
     is raised; during training a checkpoint is saved first."""
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None
-    """Called after every training step ("training") and before every cell ("validation", "test", "probes") with the
-    number of those done and of all."""
+    """Called with phase, steps or cells done, and their total number: after every training step ("training") and before
+    every cell ("validation", "test", "probes")."""
 
     def cells(self, phase: str, cells: Sequence[Cell]) -> Iterator[Cell]:
         """The cells in turn. Raises train.Interrupted before one if the run should stop."""
@@ -78,7 +78,7 @@ def probe_model(
 ) -> tuple[list[Row], list[str]]:
     """The rows of every probe in every cell, and one line for each that failed.
 
-    Each cell has its own stream of data, and no probe's draws depend on which other probes there are.
+    Each cell has its own stream of data, and a probe's random numbers do not depend on the other probes.
     """
     rows: list[Row] = []
     missing: list[str] = []
@@ -99,7 +99,7 @@ def probe_model(
 
 
 def rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
-    """What one probe returns. Where it fails, the failure becomes a line of `missing`, and sound rows are kept."""
+    """The rows of one probe. If it fails, a line is added to `missing`, and the rows it could measure are returned."""
     try:
         return call()
     except probing.ProbeError as error:

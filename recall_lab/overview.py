@@ -23,8 +23,8 @@ class Entry:
     title: str
     """Mixer, task and seed."""
     state: str
-    """One of STATES. interrupted: its process was stopped or killed, or its status cannot be read; failed: the run
-    failed, died or lacks results; new: a command is going to start it."""
+    """One of STATES. interrupted: its process was stopped or killed, or its status cannot be read; failed: it failed,
+    died or lacks results; new: it has not started yet."""
     phase: str = ""
     """training, validation, test or probes."""
     done: int = 0
@@ -50,7 +50,7 @@ class Entry:
 
 
 def entry(run: Run) -> Entry:
-    """What a run's files tell of it."""
+    """The entry of a run, read from its files."""
     facts = run.status
     known = {"finished": "done", "running": "running", "interrupted": "interrupted", "damaged": "interrupted"}
     state = known.get(facts["state"], "failed")
@@ -90,7 +90,7 @@ def entries(folder: Path) -> list[Entry]:
 
 
 def of_command(sweep: Sweep, ended: dict[str, Entry]) -> list[Entry]:
-    """The runs of one command, from its journal. `ended` keeps those that have ended, which are read once only."""
+    """The runs of one command, from its journal. `ended` caches those that have ended, so each is read once."""
     titles, last = sweep.planned(), sweep.last()
     found = []
     for name in {**titles, **last}:
@@ -101,14 +101,14 @@ def of_command(sweep: Sweep, ended: dict[str, Entry]) -> list[Entry]:
         elif each is None or event not in ENDED:
             path = sweep.folder / name
             each = entry(Run(path, status(path)))
-            if event in ENDED and event != "skipped":  # that one, another process works on
+            if event in ENDED and event != "skipped":  # a skipped run is another process's
                 ended[name] = each
         found.append(each)
     return found
 
 
 def time_left(found: Sequence[Entry]) -> float | None:
-    """Seconds until all runs are done, if as many go on at a time as now; None where too little is known.
+    """Seconds until all runs are done, at the present number of parallel runs; None where too little is known.
 
     A new run is expected to take as long as the finished ones of its mixer and task, or else as all finished ones.
     """
@@ -140,7 +140,7 @@ def totals(found: Sequence[Entry]) -> str:
 
 
 def size(path: Path) -> int:
-    """Bytes of the files in a folder; those that vanish meanwhile count nothing."""
+    """Bytes of the files in a folder, without those that are deleted meanwhile."""
     total = 0
     for file in path.rglob("*"):
         try:

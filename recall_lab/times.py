@@ -11,8 +11,8 @@ from recall_lab.folders import CIRCUMSTANCES, MARK, REPLICATES, Config, Run, fla
 class Times:
     """Seconds of finished runs, by their settings.
 
-    The estimate for a run is the mean over the finished ones that differ from it only in seeds and circumstances.
-    Without such runs it is that over the runs of the same task and mixer, in proportion to the training steps.
+    The estimate for a run is the mean over finished runs that differ from it only in seeds and circumstances. Without
+    such runs, it is the mean over runs of the same task and mixer, scaled by the number of training steps.
     """
 
     def __init__(self, made: Iterable[tuple[Config, float]] = ()) -> None:
@@ -23,7 +23,7 @@ class Times:
             self.add(config, seconds)
 
     def add(self, config: Config, seconds: float) -> None:
-        """A finished run with these settings took so long."""
+        """Adds a finished run with these settings."""
         self.exact.setdefault(_condition(config), []).append(seconds)
         self.similar.setdefault(_kind(config), []).append(seconds / _steps(config))
 

@@ -1,5 +1,5 @@
-"""The worker processes of a sweep on one machine. Each does one run after another; one that dies is replaced, and costs
-no other run.
+"""The worker processes of a sweep on one machine. Each does one run after another. A worker that dies is replaced, and
+the other runs go on.
 
 A worker reads jobs from its standard input and writes replies to its standard output, each a line of JSON.
 """
@@ -26,7 +26,6 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXP
 PATIENCE = 5.0
 """Seconds that a worker is given to end, before and after SIGTERM."""
 
-
 PROGRAM = """import signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the command tells its workers to stop
 from recall_lab.runner import serve
@@ -35,7 +34,7 @@ serve()"""
 
 
 class Worker:
-    """A process that does runs, one at a time."""
+    """A worker process. threads: of its numerical libraries."""
 
     def __init__(self, threads: int) -> None:
         paths = os.pathsep.join(map(os.path.abspath, sys.path))
@@ -49,7 +48,7 @@ class Worker:
         )
 
     def do(self, job: dict[str, Any]) -> float | None:
-        """Does a job and passes on what it prints. Returns its loss; None if the process died."""
+        """Does a job and forwards its output. Returns its loss; None if the process died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed, or the last line is cut short
@@ -82,8 +81,8 @@ class Worker:
             self.process.stdout.close()
 
 
-class Crew:
-    """As many workers as runs are done at a time, one for each thread that calls `do`."""
+class Pool:
+    """One worker for each thread that calls `do`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.folder, self.threads = folder, threads
@@ -125,24 +124,24 @@ class Crew:
         """Ends all workers."""
         with self.lock:
             self.closed = True
-        with ThreadPoolExecutor(max(1, len(self.workers))) as pool:
-            list(pool.map(Worker.end, self.workers))
+        with ThreadPoolExecutor(max(1, len(self.workers))) as threads:
+            list(threads.map(Worker.end, self.workers))
 
 
 def run_all(jobs: Sequence[tuple[Config, int]], folder: Path, parallel: int, cores: int) -> list[float]:
     """Does all jobs, `parallel` of them at a time, and returns their losses.
 
     jobs   settings and number of each run
-    cores  of the machine; the workers share them
+    cores  number of cores, divided among the workers
     """
     parallel = max(1, min(parallel, len(jobs)))
-    crew = Crew(folder, max(1, cores // parallel))
-    pool = ThreadPoolExecutor(parallel)
+    pool = Pool(folder, max(1, cores // parallel))
+    threads = ThreadPoolExecutor(parallel)
     try:
-        return list(pool.map(crew.do, jobs))
+        return list(threads.map(pool.do, jobs))
     finally:
-        crew.close()
-        pool.shutdown(cancel_futures=True)
+        pool.close()
+        threads.shutdown(cancel_futures=True)
 
 
 class Lines:
@@ -164,7 +163,7 @@ class Lines:
 def serve(execute: Callable[[Config, Path, int], float]) -> None:
     """The work of a worker process, until its standard input ends. execute: does a run and returns its loss."""
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-    os.dup2(2, 1)  # what libraries write to stdout is no reply
+    os.dup2(2, 1)  # libraries may write to stdout, which is for replies only
     sys.stdout, sys.stderr = Lines("stdout", replies), Lines("stderr", replies)
     for line in sys.stdin:
         job = json.loads(line)

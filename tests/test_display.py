@@ -81,13 +81,13 @@ def test_without_a_terminal_there_is_a_line_of_totals_now_and_then(sweep, monkey
     assert printed.startswith("progress  1 done, 1 failed, 2 interrupted, 1 new\n")
 
 
-def crew(monkeypatch) -> workers.Crew:
+def pool(monkeypatch) -> workers.Pool:
     monkeypatch.setenv(ENVIRONMENT, "command")
     monkeypatch.setenv(WORKER_OF, str(os.getpid()))
     parent = Path("outputs/main")
     folders.claim(parent)
     Sweep(parent, "command").begin()
-    return workers.Crew(parent, 1)
+    return workers.Pool(parent, 1)
 
 
 def settings(*overrides: str) -> dict:
@@ -96,7 +96,7 @@ def settings(*overrides: str) -> dict:
 
 def test_a_worker_that_dies_is_replaced_and_the_run_resumed(monkeypatch, capsys):
     """The first one is killed as soon as it has started the run."""
-    made = crew(monkeypatch)
+    made = pool(monkeypatch)
     config = settings()
     name = folders.identity(config)
 
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_resumed(monkeypatch, capsys)
 
 
 def test_a_worker_that_cannot_start_ends_the_run(monkeypatch):
-    made = crew(monkeypatch)
+    made = pool(monkeypatch)
     monkeypatch.setattr(workers.sys, "executable", "/bin/false")
     config = settings()
     assert made.do((config, 0)) == FAILED
