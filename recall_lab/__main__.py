@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("folder")
     status = verb("status", "state, progress, accuracy, time left and size of every run of a sweep")
     status.add_argument("folder")
-    clean = verb("clean", "delete checkpoints or failed runs of a sweep; without a flag: say how much")
+    clean = verb("clean", "delete checkpoints or failed runs of a sweep; without a flag: print their number and size")
     clean.add_argument("folder")
     clean.add_argument("--checkpoints", action="store_true", help="delete the weights of finished runs")
     clean.add_argument("--failed", action="store_true", help="delete the folders of failed runs")
@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     rates = verb("rates", "choose the learning rate of each mechanism of some experiments anew")
     settings = "and settings for all runs: train.steps=400 seed=0"
     rates.add_argument("words", nargs="+", metavar="EXPERIMENT", help=settings)
-    check = verb("check", "hold mixers and tasks, your own as well, to the contract of the built-in ones")
+    check = verb("check", "check mixers and tasks, your own as well, against the contract of the built-in ones")
     check.add_argument("overrides", nargs="*", metavar="mixer=NAME", help="and task=NAME, mixer.d_key=8 …, as for run")
     check.add_argument("--golden", metavar="FILE", help=GOLDEN)
     listing = verb("list", "tasks, mixers, probes, claims, experiments and so on, one line each")

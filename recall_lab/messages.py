@@ -25,6 +25,11 @@ def print_line(line: str) -> None:
     sys.stdout.flush()
 
 
+def counted(number: int, word: str) -> str:
+    """A number with its noun: "1 run", "2 runs"."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def print_error(message: BaseException | str) -> int:
     """One line on stderr. Returns 2, the exit status of bad input."""
     text = one_line(message) if isinstance(message, BaseException) else message

@@ -54,7 +54,7 @@ def test_failed_runs_are_deleted_except_one_that_is_being_worked_on():
     with folders.locked(PARENT / "d"):
         _, second = clean("outputs/main", failed=True).splitlines()
     assert second.startswith("failed runs: 1 of 2 deleted, of ")
-    assert second.endswith("; 1 are being worked on and were kept")
+    assert second.endswith("; kept, because another process is working on them: 1")
     assert {name.partition("/")[0] for name in before - present()} == {"c"}
 
 

@@ -71,7 +71,7 @@ def test_impossible_jobs_are_named_at_once_and_nothing_is_started(capsys):
         assert first.startswith("recall-lab: task.pairs=9: ")
         assert "a length of at least 36 (2 positions each), not 16" in first
         assert second.startswith("recall-lab: task.pairs=10: ")
-        assert last == "recall-lab: nothing was started, 2 of 3 jobs are impossible; skip_invalid=true runs the others"
+        assert last == "recall-lab: nothing was started; impossible jobs: 2 of 3; skip_invalid=true runs the others"
         assert len(printed.out.splitlines()) == (4 if dry else 0)
         assert run_folders("main") == []
     assert recall(*words, "skip_invalid=true") == 0

@@ -1,4 +1,4 @@
-"""What the verbs share: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
+"""Used by several commands: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
 
 import subprocess
 import sys
@@ -29,15 +29,14 @@ PLACEMENT = ("name", "root")
 GENERAL = (*PLACEMENT, "report", "skip_invalid", "select", "device", "threads", "deterministic")
 """Settings that every kind of run uses."""
 
-
 RATES = Path(__file__).parents[1] / "rates.yaml"
-"""task → mixer → learning rate. A folder given with --config-dir may have a rates.yaml of its own, which goes first."""
+"""task → mixer → learning rate. A rates.yaml in a folder given with --config-dir has precedence."""
 
 DEFAULT_RATE = 1e-2
 """The rate of a mechanism or task that was not studied."""
 
 MISSING = object()
-"""What a lookup gives where there is no such setting; None is a value."""
+"""Default of a lookup of a setting, whose value may be None."""
 
 
 def sized(small: Any, large: Any, *, _root_: DictConfig) -> Any:
@@ -80,10 +79,9 @@ def read_rates() -> dict[str, dict[str, float]]:
 
 
 def launch(words: Iterable[str]) -> int:
-    """Does `recall-lab run WORDS` in a process of its own and returns its exit status.
+    """Runs `recall-lab run WORDS` in a new process and returns its exit status.
 
-    Hydra keeps global state, which a second command in the same process would find. Raises KeyboardInterrupt where the
-    command was interrupted.
+    A new process, because Hydra keeps global state. Raises KeyboardInterrupt where the command was interrupted.
     """
     code = subprocess.run([sys.executable, "-m", "recall_lab", "run", *words], check=False).returncode
     if code in (130, 143):

@@ -1,4 +1,4 @@
-"""`recall-lab check mixer=… task=…`: the contract that the built-in mixers and tasks are held to, on any of them."""
+"""`recall-lab check mixer=… task=…`: checks any mixer or task against the contract of the built-in ones."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
@@ -17,7 +17,7 @@ WIDTH = 16
 """d_model of a mixer that is checked."""
 
 Subject = tuple[str, Iterable[Finding]]
-"""What is checked, in words, and what is found."""
+"""A description of what is checked, and the findings."""
 
 
 def check(words: list[str], config_dir: str | None = None, golden: str | None = None) -> int:
@@ -102,7 +102,7 @@ def _made(make: Callable[..., Any], **sizes: int) -> tuple[Any, str]:
 
     try:
         return built(make, **sizes), ""
-    except Exception as error:  # it may come from any code of a user's own
+    except Exception as error:  # a user's own code may raise anything
         return None, raised(error)
 
 

@@ -16,6 +16,7 @@ from recall_lab.cli.base import compose, parse
 from recall_lab.cli.experiments import Job, Measured, collect, effective, measured, options, rows_of, run
 from recall_lab.files import replacing, searched, use
 from recall_lab.messages import print_error, print_line
+from recall_lab.overview import columns
 from recall_lab.page import attempt
 
 TWICE = "_twice_the_steps"
@@ -217,6 +218,4 @@ def text(lines: Sequence[tuple[str, Line]]) -> str:
     for name, line in lines:
         because = f" ({line.reason})" if line.reason else ""
         rows.append((name, line.name, line.rule, effect(line.estimate), f"{line.decision}{because}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    table = "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return f"{table}\n\n{multiplicity([line for _, line in lines])}"
+    return "\n".join([*columns(rows), "", multiplicity([line for _, line in lines])])

@@ -1,4 +1,4 @@
-"""`recall-lab clean`: frees the disk of checkpoints and failed runs; without a flag it only says how much there is."""
+"""`recall-lab clean`: deletes checkpoints and failed runs; without a flag it only prints their number and size."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ FAILED = ("failed", "died")
 
 
 def clean(folder: str, checkpoints: bool = False, failed: bool = False) -> str:
-    """Says what could be deleted in a sweep's folder, and deletes what the flags name.
+    """Describes what can be deleted in a sweep's folder, and deletes what the flags name.
 
     checkpoints  the weights of finished runs, which `recall-lab probe` needs; their results stay
     failed       the folders of failed runs
 
-    A run that a process works on is left alone. Raises folders.ForeignFolder where this is not a sweep's folder.
+    A run that a process is working on is kept. Raises folders.ForeignFolder where this is not a sweep's folder.
     """
     runs = folders.runs(Path(folder))
     finished = [run for run in runs if run.status["state"] == "finished" and any(map(size_of, weights(run)))]
@@ -42,7 +42,7 @@ def size_of(path: Path) -> int:
 
 
 def _part(what: str, flag: str, runs: Sequence[Run], paths: Callable[[Run], list[Path]], wanted: bool) -> str:
-    """The line of one kind of files, which are deleted if they are wanted to be."""
+    """The line of one kind of files. wanted: delete them."""
     found = bytes_in_words(sum(size_of(path) for run in runs for path in paths(run)))
     if not runs or not wanted:
         return f"{what}: {len(runs)}, {found}" + (f"; {flag} deletes them" if runs else "")
@@ -57,5 +57,5 @@ def _part(what: str, flag: str, runs: Sequence[Run], paths: Callable[[Run], list
                         path.unlink(missing_ok=True)
         except Busy:
             kept += 1
-    left = f"; {kept} are being worked on and were kept" if kept else ""
+    left = f"; kept, because another process is working on them: {kept}" if kept else ""
     return f"{what}: {len(runs) - kept} of {len(runs)} deleted, of {found}{left}"

@@ -1,4 +1,4 @@
-"""What the verbs that run experiments share: settings that have an effect, the runs, and their results."""
+"""Used by the commands that run experiments: settings that have an effect, the runs, and their results."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ def run(jobs: Sequence[Job], folder: Path, config_dir: str | None) -> list[str]:
 
 def run_one(job: Job, folder: Path, config_dir: str | None) -> list[str]:
     """Runs a job in FOLDER/NAME; runs that are finished are not repeated. Returns a line if it failed."""
-    place = [f"root={quoted(str(folder))}", f"name={job.name}", "report=false"]
-    code = launch([*options(config_dir), f"experiment={job.experiment}", *place, *job.words])
+    target = [f"root={quoted(str(folder))}", f"name={job.name}", "report=false"]
+    code = launch([*options(config_dir), f"experiment={job.experiment}", *target, *job.words])
     return [f"experiment {job.name}: exit status {code}"] if code else []
 
 
@@ -99,4 +99,4 @@ def rows_of(folder: Path, failed: list[str]) -> pd.DataFrame | None:
 def collect(found: dict[str, Measured]) -> pd.DataFrame:
     """The selected rows of all experiments, with the experiment's name as a column."""
     parts = [own.chosen.assign(experiment=name) for name, own in found.items()]
-    return pd.concat(parts, ignore_index=True).copy()  # so many columns are slow in several blocks
+    return pd.concat(parts, ignore_index=True).copy()  # one block of memory: many columns are slow in several

@@ -1,4 +1,4 @@
-"""What `recall-lab run` is going to do: the jobs of a command, checked before the first one starts."""
+"""The jobs of a `recall-lab run` command, composed and checked before the first one starts."""
 
 import os
 from collections import Counter
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recall_lab.cli.base import job, sweep_folder
 from recall_lab.files import whole
 from recall_lab.folders import Config, identity, status, title
-from recall_lab.messages import ERRORS, one_line, print_error, print_line
+from recall_lab.messages import ERRORS, counted, one_line, print_error, print_line
 from recall_lab.sweep import ENDED, Sweep
 from recall_lab.times import Times, in_words, made
 
@@ -46,16 +46,16 @@ class Job:
 
 
 NUMBERED = "${hydra:job."
-"""Of a setting that depends on the number of the job."""
+"""The beginning of an interpolation that depends on the number of the job."""
 
 COMPOSED: dict[tuple[str, ...], Config] = {}
 """The settings of the jobs that `jobs` has composed, by their overrides."""
 
 
 def settings(loader: ConfigLoader, config: DictConfig, words: Words, number: int) -> Config:
-    """The settings of a job that is about to start, composed unless they are known.
+    """The settings of a job that is about to start: those that `jobs` has composed, or else composed now.
 
-    number  of the job in the sweep, ${hydra:job.num}
+    number  the job's number in the sweep, ${hydra:job.num}
     """
     if tuple(words) in COMPOSED:
         return COMPOSED[tuple(words)]
@@ -70,7 +70,7 @@ def settings(loader: ConfigLoader, config: DictConfig, words: Words, number: int
 
 
 def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> list[Job]:
-    """Composes and checks all jobs of a sweep, except the finished ones, which are known to be possible.
+    """Composes all jobs of a sweep, and checks those that are not finished.
 
     config  that of the sweep, composed without the swept settings, with Hydra's part
     """
@@ -78,7 +78,7 @@ def jobs(loader: ConfigLoader, config: DictConfig, every: Sequence[Words]) -> li
     COMPOSED.clear()
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     if any(NUMBERED in text for text in (OmegaConf.to_yaml(own), *(word for words in every for word in words))):
-        return [Job(words) for words in every]  # none is left out: their numbers must not change
+        return [Job(words) for words in every]  # leaving one out would change the numbers of others
     try:
         for words in every:
             composed = loader.load_sweep_config(config, list(words))
@@ -120,14 +120,14 @@ def refuse_impossible(found: Sequence[Job], skip: bool) -> int:
             print_error(f"{name}: {each.problem}")
     if wrong and not skip:
         others = "; skip_invalid=true runs the others" if len(wrong) < len(found) else ""
-        print_error(f"nothing was started, {len(wrong)} of {len(found)} jobs are impossible{others}")
+        print_error(f"nothing was started; impossible jobs: {len(wrong)} of {len(found)}{others}")
     return 2 if wrong and not skip else 0
 
 
 def start(found: Sequence[Job], sweep: Sweep) -> list[Words]:
     """Notes all jobs, prints what is finished, and returns the others that are possible, each run once.
 
-    Of a command that is looking a second time for runs of other processes, what it has ended itself is left out.
+    When a command checks its jobs again after waiting for other processes, the runs that it has ended are left out.
     """
     composed = {identity(each.settings): each for each in found if each.settings and each.state != "impossible"}
     sweep.plan({name: title("", each.settings).strip() for name, each in composed.items() if each.settings})
@@ -166,14 +166,14 @@ def listing(found: Sequence[Job], folder: Path, parallel: int | None) -> str:
         lines.append(f"{each.state:<10} {name:<12} {words}  {expected}".rstrip())
     states = Counter(each.state for each in found)
     counts = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
-    summary = f"{len(found)} job{'s' * (len(found) > 1)}: {counts}"
+    summary = f"{counted(len(found), 'job')}: {counts}"
     left = sum(each.unfinished for each in found)
     if left:
         summary += f"; {in_words(total)} of work" if unknown < left else "; time unknown"
         if parallel and parallel > 1 and unknown < left:
             summary += f", {in_words(total / min(parallel, left))} with {parallel} at a time"
         if 0 < unknown < left:
-            summary += f", and {unknown} jobs of unknown length"
+            summary += f", and {counted(unknown, 'job')} of unknown length"
     return "\n".join([*lines, summary])
 
 

@@ -12,8 +12,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from recall_lab.checks import require
-from recall_lab.cli.base import RATES, compose
+from recall_lab.cli.base import RATES, STUDIED, compose
 from recall_lab.files import OWN, searched, write_text
+from recall_lab.messages import print_line
 
 GRID = (3e-3, 1e-2, 3e-2)
 """The rates that a study begins with."""
@@ -74,8 +75,8 @@ def study(experiments: Sequence[str], overrides: Sequence[str], launch: Callable
         for (task, mixer), own in scores.items():
             found.setdefault(task, {})[mixer] = best(own)
         write(found)
-        print(report.make(folder).text)
-        print(f"\n{written()}: {found}")
+        print_line(report.make(folder).text)
+        print_line(f"\n{written()}: {found}")
     return code
 
 
@@ -83,7 +84,7 @@ def _takes_rates(experiment: str) -> bool:
     """Whether the experiment exists and takes its rates from rates.yaml."""
     if not any((folder / "experiment" / f"{experiment}.yaml").is_file() for folder in searched()):
         return False
-    return OmegaConf.select(compose([f"experiment={experiment}"]), "train.lr") == "studied"
+    return OmegaConf.select(compose([f"experiment={experiment}"]), "train.lr") == STUDIED
 
 
 def _known() -> list[str]:

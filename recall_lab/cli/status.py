@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from recall_lab import overview
+from recall_lab.messages import counted
 
 
 def status(folder: str) -> str:
@@ -15,4 +16,5 @@ def status(folder: str) -> str:
     sizes = {each.name: overview.size(path / each.name) for each in found}
     rows = [[*overview.line(each), overview.bytes_in_words(sizes[each.name])] for each in found]
     together = overview.bytes_in_words(sum(sizes.values()))
-    return "\n".join([*overview.columns(rows), f"{len(found)} runs: {overview.totals(found)}; {together} on disk"])
+    total = f"{counted(len(found), 'run')}: {overview.totals(found)}; {together} on disk"
+    return "\n".join([*overview.columns(rows), total])
