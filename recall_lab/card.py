@@ -1,4 +1,4 @@
-"""Memory cards: what makes one, the results of the built-in mechanisms, and the numbers of a card.
+"""Memory cards: their parts, the results of the built-in mechanisms, and the numbers of a card.
 
 The package holds a table with results of the built-in mechanisms, so that a card trains only the mechanism that it is
 about. The table has the columns of `results.collect`, the runs selected on validation, and `experiment`. Each row
@@ -62,11 +62,11 @@ class Card:
 
     parts: Sequence[Part]
     beside: Sequence[str] = ()
-    """Built-in mechanisms that are shown beside."""
+    """Built-in mechanisms that are shown for comparison."""
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Experiment → settings of its runs."""
     here: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Experiment → mechanisms for which it is run too, instead of being looked up."""
+    """Experiment → mechanisms for which it is also run, instead of using the package's table."""
 
     @property
     def experiments(self) -> list[str]:
@@ -122,7 +122,7 @@ def collect(paths: Iterable[str | Path], experiments: Sequence[str]) -> pd.DataF
     table = table.reset_index("part").reset_index(drop=True)
     table = table[table["part"] == table.groupby(["experiment", "run"])["part"].transform("max")]
     table = table[~table["metric"].isin(UNUSED)].drop(columns=["part", "series"], errors="ignore")
-    for name in table.columns:  # whole numbers of one experiment beside fractions of another are no texts
+    for name in table.columns:  # a column of int and float objects would be saved as text
         if set(table[name].dropna().map(type)) == {int, float}:
             table[name] = table[name].astype(float)
     return table.reset_index(drop=True)
@@ -159,7 +159,7 @@ def combined(own: pd.DataFrame, others: pd.DataFrame, over: Sequence[str]) -> pd
 
 
 def comparable(own: pd.DataFrame, others: pd.DataFrame, over: Sequence[str]) -> pd.DataFrame:
-    """Those of the other runs whose settings equal those of an own run, the mixer's and the selected ones excepted.
+    """The rows of other runs whose settings, except the mixer's and the selected ones, equal those of an own run.
 
     Settings that only one of the tables has, such as those of a later version, are not compared.
     """
@@ -195,7 +195,7 @@ def numbers(part: Part, table: pd.DataFrame, over: Sequence[str]) -> pd.DataFram
 
 
 def _rows(number: Number, table: pd.DataFrame) -> pd.DataFrame:
-    """The rows that a number is the mean of."""
+    """The rows over which a number is averaged."""
     if not {"metric", *number.where, *number.largest} <= set(table):
         return table[:0]
     rows = table[(table["metric"] == number.metric) & (table["split"] != "validation")]
@@ -209,7 +209,7 @@ def _rows(number: Number, table: pd.DataFrame) -> pd.DataFrame:
 def grid(found: pd.DataFrame, part: bool = True) -> pd.DataFrame:
     """The numbers as text, one row per number and one column per series, those of the card's own runs first.
 
-    part  whether rows name their part of the card
+    part  whether the index names the part of the card as well
     """
     if found.empty:
         return pd.DataFrame()

@@ -1,4 +1,4 @@
-"""`recall-lab card`: the memory card of mechanisms, with the built-in ones beside them."""
+"""`recall-lab card`: the memory card of mechanisms, compared with the built-in ones."""
 
 import hashlib
 import re
@@ -21,13 +21,13 @@ from recall_lab.cli.experiments import Job, Measured, effective, measured, optio
 from recall_lab.cli.rates import GRID, best, validation_scores
 from recall_lab.contract.base import Finding
 from recall_lab.files import replacing, use
-from recall_lab.messages import print_error, print_line
+from recall_lab.messages import counted, print_error, print_line
 from recall_lab.page import attempt
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a card is asked for."""
+    """The content of a command line."""
 
     mixers: list[str]
     options: list[str]
@@ -53,7 +53,7 @@ class Request:
 
 
 def request(words: Sequence[str], config_dir: str | None) -> Request:
-    """What the words of the command line ask for.
+    """Reads the words of the command line.
 
     Raises ValueError without mixer=…, and for several values of one of its options.
     """
@@ -85,8 +85,8 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
 
     Checks the contract of each mixer, runs the experiments of card.yaml in ROOT/card/NAME/EXPERIMENT, each once,
     and writes report.html, report.md, table.parquet (the rows of all experiments), card.csv (the numbers) and figures
-    in ROOT/card/NAME. Results of built-in mechanisms, from the package's table, are shown beside where their settings
-    are the same. A mixer without a studied learning rate is trained with the first seed at each rate of
+    in ROOT/card/NAME. Results of built-in mechanisms, from the package's table, are shown for comparison where their
+    settings are the same. A mixer without a studied learning rate is trained with the first seed at each rate of
     `rates.GRID`, and with all seeds at the one that is best on validation.
 
     The exit status is 1 if a check, a run or a part of the card failed. Raises ValueError for settings that have no
@@ -119,7 +119,7 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
 
 
 def _examined(mixer: str, asked: Request) -> Iterator[tuple[str, list[Finding]]]:
-    """Yields what is checked, in words, and what is found."""
+    """Yields a description of what is checked, and the findings."""
     for title, findings in examined([f"mixer={mixer}", *asked.options], asked.config_dir):
         yield title, list(findings)
 
@@ -131,7 +131,8 @@ def collect(paths: Sequence[str], words: Sequence[str] = ()) -> int:
     table = cards.collect(paths, [name for name in spec.experiments if name not in spec.here])
     results.save(table, cards.TABLE)
     for experiment, part in table.groupby("experiment"):
-        print_line(f"{experiment}: {part['run'].nunique()} runs of {', '.join(sorted(part['mixer'].unique()))}")
+        runs, mixers = counted(part["run"].nunique(), "run"), sorted(part["mixer"].unique())
+        print_line(f"{experiment}: {runs} of {', '.join(mixers)}")
     print_line(f"{cards.TABLE}: {cards.TABLE.stat().st_size / 2**20:.1f} MiB")
     return 0
 
@@ -266,5 +267,5 @@ def _numbers(part: Part, table: pd.DataFrame, over: Sequence[str]) -> Iterator[p
 
 def _notes(part: Part, spec: Card, table: pd.DataFrame, own: Measured) -> Iterator[str]:
     if part.experiment not in spec.here and spec.beside and not (table[cards.ORIGIN] == cards.PACKAGE).any():
-        yield "the package has no results of built-in mechanisms with these settings to show beside"
+        yield "the package has no results of built-in mechanisms with these settings"
     yield from fairness.notes(own.chosen, own.every)

@@ -14,7 +14,7 @@ SEQUENCES = 8000
 
 
 def law(facts: dict[str, float]) -> tuple[float, float]:
-    """Expected accuracy if pairs are read at the position of the value, and if as late as the convolution allows.
+    """Expected accuracy if pairs are read at the position of the value, and if read as late as the convolution allows.
 
     An answer is correct if the window covers its pair, and otherwise guessed.
     facts  the columns CELL, CONVOLUTION and BUDGET of a run in one cell

@@ -31,12 +31,12 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     scored token (R² if targets are continuous), averaged over the tested cells, versus the number of elements of the
     state at the end of the longest sequence.
 
-    One line per series, over d_key or, where it varies, over the budget of a cache; only cells that all runs share
-    count. Bars: interval over seeds. Thin lines: what one layer with a sliding window can recall on mqar, if it reads
-    a pair at the position of its value, and if it reads it as late as its short convolution allows. Hollow markers:
-    published results, shown if the cells are theirs.
+    One line per series, over d_key or, where it varies, over the budget of a cache; only cells in which all runs were
+    tested count. Bars: interval over seeds. Thin lines: the coverage law of one layer with a sliding window on mqar, if
+    a pair is read at the position of its value, and if it is read as late as the short convolution allows. Hollow
+    markers: published results, shown if the cells are the same.
     """
-    if not {"state_elements"} <= set(table["metric"]):
+    if "state_elements" not in set(table["metric"]):
         return
     own = table[(table["split"] == "test") & (table["trained_as"].isna() if "trained_as" in table else True)]
     for task, part in own.groupby("task"):
@@ -126,7 +126,6 @@ def _coverage(rows: pd.DataFrame) -> pd.DataFrame:
     windows = np.unique(np.geomspace(known.index.min(), known.index.max(), 40).round())
     cells = rows[[*CELL, CONVOLUTION]].drop_duplicates().to_dict("records")
     means = [np.mean([law({**cell, BUDGET: w}) for cell in cells], axis=0) for w in windows]
-    elements = np.interp(
-        windows, known.index, known
-    )  # the state grows by the same amount with every token of the cache
+    # The state grows by the same amount with every token of the cache.
+    elements = np.interp(windows, known.index, known)
     return pd.DataFrame({"elements": elements, "early": np.array(means)[:, 0], "late": np.array(means)[:, 1]})

@@ -1,4 +1,4 @@
-"""The last touch before a figure is written: its layout, computed once, without labels that overlap."""
+"""The layout of a figure, computed once before it is written, without tick labels that overlap."""
 
 from itertools import pairwise
 
@@ -11,9 +11,9 @@ GAP = 3
 
 
 def arrange(made: Figure) -> None:
-    """Computes the layout, keeps it for all formats, and blanks labels of logarithmic x axes that would overlap.
+    """Computes the layout, keeps it for all formats, and removes labels of logarithmic x axes that would overlap.
 
-    The ticks remain. Of a crowded axis every second label is kept, or every third …, counted from the last.
+    The ticks remain. On a crowded axis only every second, third … label is kept, counted from the last.
     """
     made.draw_without_rendering()
     made.set_layout_engine("none")

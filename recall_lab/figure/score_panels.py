@@ -1,4 +1,4 @@
-"""Panels of scores, which several figures share."""
+"""Panels of scores over one parameter, for several figures."""
 
 from collections.abc import Sequence
 

@@ -12,8 +12,8 @@ EVERY_TASK = True
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Yields ("tasks", figure) if there are several tasks in whose tests nothing but the length varies, or what varies
-    with it: accuracy per scored token over n.
+    """Yields ("tasks", figure) if several tasks were tested in one cell per length, at several lengths: accuracy per
+    scored token over n.
 
     One line per series, with the intervals over seeds as bars. The legend gives the size of the state at the longest
     sequence.
