@@ -60,10 +60,10 @@ def build(config: Config) -> Workload:
 
 
 def check(config: Config) -> None:
-    """Raises an error of the part that is to blame, if a run with these settings could not start.
+    """Raises the error of the faulty part if a run with these settings could not start.
 
-    Everything is built, the model without memory for its weights. Whether the device exists is not checked: another
-    machine may do the run.
+    All parts are built, the model on the meta device. Whether the run's device exists is not checked: another machine
+    may do the run.
     """
     whole_number("threads", config["threads"])
     build(config).check()

@@ -85,7 +85,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def whole(path: Path) -> bool:
-    """Whether a file that `write_json` has written with a dictionary is there to its end, without reading it all."""
+    """Whether a file that `write_json` has written from a dictionary is complete, judged by its last two bytes."""
     try:
         with path.open("rb") as file:
             file.seek(-2, os.SEEK_END)

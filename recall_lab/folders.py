@@ -58,9 +58,8 @@ CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads"
                  "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 
-
 BUSY_AFTER = 0.5
-"""Seconds after which a run's lock is held by a process that works on the run, not by one that only looks at it."""
+"""Seconds to wait for a run's lock. A process that only looks at the run holds it for less."""
 
 
 class Busy(Exception):
@@ -95,7 +94,7 @@ def claim(folder: Path, select: Sequence[str] | None = None) -> None:
 
 
 def add_command(folder: Path, command: str, description: str = "") -> None:
-    """Adds a command to those of the sweep's folder. The same one again only renews the description."""
+    """Adds a command to those of the sweep's folder. If it is there already, its description is replaced."""
     lock = FileLock(folder / ".lock", timeout=60)  # another command may add itself at the same time
     with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
         lock.acquire()

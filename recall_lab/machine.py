@@ -12,7 +12,7 @@ def prepare(device: str, threads: int, deterministic: bool = True, job: int | No
 
     auto is cuda if available, else mps if available, else cpu.
     deterministic  use algorithms that give the same bits every time, where torch has them; it warns where it has not
-    job            number of the run in its sweep: "cuda" is then the GPU at this place, counted round and round
+    job            number of the run in its sweep: "cuda" is then the GPU with this number modulo their count
     Raises ValueError where torch cannot use such a device on this machine, or threads is not a positive whole number.
     """
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

@@ -207,7 +207,7 @@ class Oracle:
 
 
 def _weight(mixer: Mixer, q: Tensor, k: Tensor, gates: Gates) -> float:
-    """The weight of the only pair in the answer to a query; q and k are 1 1 1 k."""
+    """The weight of a single pair in the output for a query; q and k are 1 1 1 k."""
     if mixer.linear_in_v:
         return float(mixer.effective_attention(q, k, gates))
     v = k.new_zeros(1, 1, 1, mixer.d_value)

@@ -33,10 +33,8 @@ PAUSE = 0.5
 ATTEMPTS = 3
 """How many times one command starts a run whose process is killed each time."""
 
-
 FAILED = 1e9
 """The value of a failed run for a sweeper that minimises the loss: finite, and larger than any loss."""
-
 
 UNWRITTEN: list[dict[str, str]] = []
 """Events of this process that could not be written to the journal; a worker sends them to the command."""

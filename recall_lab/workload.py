@@ -234,7 +234,7 @@ class ProbeRun(Workload):
 
 
 def _without_memory(make: Callable[[], T]) -> T:
-    """What `make` makes, without memory for its tensors, unless it reads a number from one of them."""
+    """The result of `make` on the meta device, or on the default device if it reads numbers from its tensors."""
     try:
         with torch.device("meta"):
             return make()

@@ -250,14 +250,11 @@ def _refuse_twice(overrides: list[Override]) -> None:
 
 
 def _refuse_unknown(config: DictConfig) -> None:
-    known = {str(key) for key in OmegaConf.load(CONF / "config.yaml")} | {
-        "task",
-        "mixer",
-        "optimizer",
-        "schedule",
-        "workload",
-    }
-    for name in sorted({str(key) for key in config} - known):
+    """Raises ValueError for a setting beside those of config.yaml and its groups. An experiment is no setting: its
+    content is merged into the others."""
+    own = OmegaConf.load(CONF / "config.yaml")
+    groups = {str(key) for entry in own.defaults if OmegaConf.is_dict(entry) for key in entry}
+    for name in sorted({str(key) for key in config} - ({str(key) for key in own} | groups - {"experiment"})):
         raise ValueError(no_setting(name))
 
 

@@ -68,7 +68,7 @@ class Preflight(Callback):
             folders.claim(folder, [str(name) for name in config.select])
             experiment = experiment_files(config)[:1]
             folders.add_command(folder, Preflight.command, "".join(map(leading_comment, experiment)))
-            if Preflight.sweep is None:  # otherwise this is a second look at runs of another process
+            if Preflight.sweep is None:  # otherwise the app runs again, after other processes
                 Preflight.sweep, Preflight.report = current(folder), bool(config.report)
                 Preflight.sweep.begin()
                 Preflight.display = Display(Preflight.sweep)
@@ -160,8 +160,8 @@ def with_options_swept(words: Iterable[str]) -> list[str]:
     """The words of a command line, in which an option of a swept group is a sweep over its one value:
     mixer=window,top_k mixer.budget=4 becomes mixer=window,top_k mixer.budget=choice(4).
 
-    Before it launches a sweep Hydra composes a configuration without the sweeps, in which the default mixer stands,
-    and refuses what that one lacks.
+    Before a sweep, Hydra composes a configuration without the swept settings. It has the default mixer, and Hydra
+    refuses an option that this mixer lacks.
     """
     words = list(words)
     read: list[Override | None] = []
@@ -181,7 +181,7 @@ def with_options_swept(words: Iterable[str]) -> list[str]:
 
 
 def _launch() -> int:
-    """Runs the Hydra app, and runs it again for the runs that another process worked on, once it has left them."""
+    """Runs the Hydra app, and again after other processes have left runs of this command that they worked on."""
     traceback_wanted = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that errors arrive here instead of being printed by Hydra
     try:

@@ -1,7 +1,7 @@
 """Blocks of tokens: a query's logits for their mean keys, and the choice of some blocks for each query.
 
-Block c of size B holds the positions c B … (c+1) B − 1. The last one may be shorter. Logits end with those for the
-queries' own positions and are −∞ where s comes after t.
+Block c of size B holds the positions c B … (c+1) B − 1. The last block may be shorter. The queries are at the last
+positions, and logits are −∞ where s comes after t.
 """
 
 import torch

@@ -162,7 +162,7 @@ class Cache(Mixer):
     def state_limit(self) -> int | None:
         return None
 
-    def place(self, q: Query, k: Query, state: State) -> tuple[Query, Query, State]:
+    def with_positions(self, q: Query, k: Query, state: State) -> tuple[Query, Query, State]:
         """q and k rotated by their positions after those of the state, and the part of the next state that counts them.
 
         Without rotary they are unchanged, and that part is empty.
@@ -221,12 +221,12 @@ class Cache(Mixer):
         state = self.empty_state(q, v) if state is None else state
         if not q.shape[2]:
             return v, state
-        q, k, seen = self.place(q, k, state)
+        q, k, seen = self.with_positions(q, k, state)
         o, after = self.attend_all(q, k, v, gates, state)
         return o, after | seen
 
     def recurrence(self, q: Query, k: Query, v: Value, gates: Gates, state: State) -> tuple[Value, State]:
-        q, k, seen = self.place(q, k, state)
+        q, k, seen = self.with_positions(q, k, state)
         o, after = self.attend_one(q, k, v, gates, state)
         return o, after | seen
 

@@ -1,4 +1,4 @@
-"""Any layer of torch.nn or of another library."""
+"""A layer of torch.nn or of another library as a mixer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,9 +4,9 @@ The recurrence, for position t with query q_t and the log decay g_t ≤ 0 of eve
 
     S_t = S_{t−1} diag(e^{g_t}) + k_t v_tᵀ,  o_t = S_tᵀ q_t
 
-A decay per key channel (channel_decay.py) is part of the products of queries and keys. Here these are plain products,
-and it is the values that decay: o_t = Σ_{s≤t} (q_t·k_s) e^{G_t − G_s} ⊙ v_s, G_t = Σ_{r≤t} g_r. Within a chunk this is
-computed by doubling. In a block of 2·size positions, the values of the earlier half are multiplied by e^{G_mid − G_s},
+A decay per key channel (channel_decay.py) is part of the products of queries and keys. Here the products are plain, and
+the values decay: o_t = Σ_{s≤t} (q_t·k_s) e^{G_t − G_s} ⊙ v_s, G_t = Σ_{r≤t} g_r. Within a chunk this is computed by
+doubling. In a block of 2·size positions, the values of the earlier half are multiplied by e^{G_mid − G_s},
 mid being the last position of that half, then summed by q_t·k_s for the positions t of the later half, and these sums
 multiplied by e^{G_t − G_mid}. Every exponent is a sum of log decays, so nothing overflows, and a weak decay next to a
 strong one keeps its precision.
