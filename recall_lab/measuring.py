@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from recall_lab import train
+from recall_lab import data, train
 from recall_lab.folders import Row
 from recall_lab.messages import one_line
 from recall_lab.model import Model
@@ -83,7 +83,7 @@ def probe_model(
     rows: list[Row] = []
     missing: list[str] = []
     for cell in cells if probes else []:
-        at, rng = task.at(**cell), train.stream(data_seed, "probe", cell)
+        at, rng = task.at(**cell), data.stream(data_seed, "probe", cell)
         batch = at.sample(sequences, rng)
         columns = {**cell_columns(at), "split": "probe"}
         traces = probing.trace_model(model, batch, at.roles(batch.tokens))

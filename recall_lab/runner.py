@@ -20,8 +20,7 @@ from recall_lab import machine, workers
 from recall_lab.building import build
 from recall_lab.checkpoint import load
 from recall_lab.files import write_json
-from recall_lab.folders import FORMAT, Config, identity, locked, status, title, write_config
-from recall_lab.folders import Busy as Busy
+from recall_lab.folders import FORMAT, Busy, Config, identity, locked, status, title, write_config
 from recall_lab.messages import one_line, print_line
 from recall_lab.provenance import provenance
 from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current

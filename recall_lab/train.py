@@ -13,12 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from recall_lab import metrics
-from recall_lab.checkpoint import NotFinite as NotFinite
 from recall_lab.checkpoint import Progress, Scores, resume, save
-from recall_lab.checkpoint import load as load
 from recall_lab.checks import flag, number, require, share, whole_number
 from recall_lab.data import Arrays, Cell, Grid, ahead, arrays, stream, to_device, training_cells
-from recall_lab.data import test_cells as test_cells
 from recall_lab.metrics import loss
 from recall_lab.optimization import ADAMW, Cosine, OptimizerFactory, ScheduleFactory, Stepper
 from recall_lab.task.base import Task

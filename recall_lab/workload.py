@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 import torch
 from torch import nn
 
-from recall_lab import checkpoint, optimization, train
+from recall_lab import checkpoint, data, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
 from recall_lab.folders import Row
@@ -94,11 +94,11 @@ class TrainAndTest(Workload):
     def check(self) -> None:
         trained = self._trained(warn=False)
         if self.test.cells is not None:  # derived cells are possible
-            train.test_cells(self.task, self.test.cells, trained)
+            data.test_cells(self.task, self.test.cells, trained)
         _without_memory(lambda: self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer))
 
     def _trained(self, warn: bool = True) -> list[Cell]:
-        return train.training_cells(self.task, self.train.cells, warn)
+        return data.training_cells(self.task, self.train.cells, warn)
 
     def untrained(self) -> Model:
         """The model with the initial weights of `seed`, on the CPU."""
@@ -107,7 +107,7 @@ class TrainAndTest(Workload):
 
     def run(self, space: Workspace) -> Outcome:
         trained = self._trained()
-        tested = train.test_cells(self.task, self.test.cells, trained)
+        tested = data.test_cells(self.task, self.test.cells, trained)
         model = self.untrained().to(space.device)
         log.info("%s: %d parameters", space.device, sum(p.numel() for p in model.parameters()))
 
@@ -170,7 +170,7 @@ class AskOracle(Workload):
 
     def run(self, space: Workspace) -> Outcome:
         torch.manual_seed(self.seed)
-        rng = train.stream(self.data_seed, "oracle", {"seed": self.seed})
+        rng = data.stream(self.data_seed, "oracle", {"seed": self.seed})
         mixer = self._made().to(space.device)
         trace = self.oracle.trace(mixer, rng)
         columns = {
@@ -209,7 +209,7 @@ class ProbeRun(Workload):
         return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
 
     def run(self, space: Workspace) -> Outcome:
-        cells = train.test_cells(self.task, self.test.cells, train.training_cells(self.task, self.train.cells))
+        cells = data.test_cells(self.task, self.test.cells, data.training_cells(self.task, self.train.cells))
         model = self._model().to(space.device)
         rows: list[Row] = []
         missing: list[str] = []

@@ -7,8 +7,9 @@ import pytest
 import torch
 from conftest import CPU, TASK, small_model, small_training
 
+from recall_lab.checkpoint import NotFinite, load
 from recall_lab.model import Model
-from recall_lab.train import Interrupted, NotFinite, load, train
+from recall_lab.train import Interrupted, train
 
 UNTIL_THE_END = small_training(solved=None)
 

@@ -12,10 +12,11 @@ from hydra.utils import instantiate
 from torch import nn
 from torch.optim import lr_scheduler
 
+from recall_lab.checkpoint import load
 from recall_lab.mixer.base import ShortConv
 from recall_lab.model import Model
 from recall_lab.optimization import ADAMW, Cosine, Stepper, check, parameter_groups
-from recall_lab.train import Interrupted, Training, load, train
+from recall_lab.train import Interrupted, Training, train
 
 
 def rates(schedule, steps: int = 100, warmup: float = 0.0, lr: float = 0.022) -> list[float]:

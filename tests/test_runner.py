@@ -163,9 +163,9 @@ def test_asking_to_stop_waits_until_the_runs_have_ended(tmp_path):
 
 
 def test_a_run_that_another_process_has_is_busy_at_once(tmp_path):
-    with runner.locked(tmp_path), pytest.raises(runner.Busy), runner.locked(tmp_path):
+    with folders.locked(tmp_path), pytest.raises(folders.Busy), folders.locked(tmp_path):
         pass
-    with runner.locked(tmp_path):
+    with folders.locked(tmp_path):
         pass
 
 

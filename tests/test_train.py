@@ -13,6 +13,7 @@ from conftest import CPU, TASK, config, names, small_model, small_training
 from torch import nn
 
 import recall_lab.train
+from recall_lab.checkpoint import NotFinite
 from recall_lab.data import arrays, stream, to_device, training_cells
 from recall_lab.metrics import loss
 from recall_lab.mixer.softmax import Softmax
@@ -20,7 +21,7 @@ from recall_lab.model import Model
 from recall_lab.optimization import ADAMW, Cosine, Stepper
 from recall_lab.task.base import IGNORE
 from recall_lab.task.mqar import MQAR
-from recall_lab.train import NotFinite, Training, evaluate, train
+from recall_lab.train import Training, evaluate, train
 
 
 class Solver(nn.Module):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from recall_lab.contract.base import BrokenError, Deviation, Finding, NotApplicableError, within_limits
-from recall_lab.mixer.base import Mixer, state_elements
+from recall_lab.mixer.base import Mixer
+from recall_lab.mixer.layer import state_elements
 from recall_lab.mixer.neutral import neutral_fault
 from recall_lab.shapes import Hidden, State
 

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 
 from recall_lab.checks import flag, require, whole_number
 from recall_lab.mixer.layer import AnyTrace, Layer
-from recall_lab.mixer.layer import state_bytes as state_bytes
-from recall_lab.mixer.layer import state_elements as state_elements
 from recall_lab.mixer.short_conv import ShortConv
 from recall_lab.shapes import Attention, Gates, Hidden, Query, State, Value
 

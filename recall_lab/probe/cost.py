@@ -9,8 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from recall_lab.checks import flag, require, whole_number
-from recall_lab.mixer.base import Trace, state_bytes
-from recall_lab.mixer.layer import AnyTrace, LayerTrace
+from recall_lab.mixer.base import Trace
+from recall_lab.mixer.layer import AnyTrace, LayerTrace, state_bytes
 from recall_lab.probe.base import Row
 from recall_lab.shapes import Gates, Query, State, Value
 from recall_lab.theory import fits
