@@ -79,7 +79,7 @@ def decisions(found: dict, words: str) -> set[str]:
     return set(chosen)
 
 
-WHERE = [f"{arm}, queries {queries}" for arm in ("softmax weights", "trained with it") for queries in ("many", "one")]
+WHERE = [f"{arm}, {asked}" for arm in ("softmax weights", "trained with it") for asked in ("many queries", "one query")]
 
 
 def test_clear_support():
@@ -139,14 +139,14 @@ def test_missing_cells_are_named():
     table = table[~((table["policy"] == "merging") & (table["share"] == 1 / 8))]
     table = table[~((table["mixer"] == "top_k") & (table["mixer.budget"] == 4) & (table["task.queries"] == 1))]
     found = verdict(table)
-    line = found["softmax weights, queries many: top_k − best blind policy"]
+    line = found["softmax weights, many queries: top_k − best blind policy"]
     assert (line.decision, line.missing, line.reason) == ("undecided", True, "not measured: merging at B/n = 0.125")
-    line = found["trained with it, queries one: top_k − best blind policy"]
+    line = found["trained with it, one query: top_k − best blind policy"]
     assert (line.missing, line.reason) == (True, "not measured: top_k at B/n = 0.0625")
-    assert not found["trained with it, queries many: top_k − best blind policy"].missing
+    assert not found["trained with it, many queries: top_k − best blind policy"].missing
     nothing = verdict(on_weights())
-    assert nothing["trained with it, queries one: top_k, loss from B/n = 1 to 0.125"].missing
-    assert not nothing["softmax weights, queries one: top_k, loss from B/n = 1 to 0.125"].missing
+    assert nothing["trained with it, one query: top_k, loss from B/n = 1 to 0.125"].missing
+    assert not nothing["softmax weights, one query: top_k, loss from B/n = 1 to 0.125"].missing
 
 
 def test_the_best_blind_policy_is_chosen_on_validation():
@@ -172,7 +172,7 @@ def test_other_experiments_and_swapped_mixers_do_not_count():
 def test_the_error_of_sampling_widens_the_interval():
     """Equal seeds: the interval is that of 512 sequences, which are right or wrong as a whole, in both arms."""
     score = partial(recall, dynamic=0.9, spread=0)
-    line = verdict(trained(score))["trained with it, queries many: top_k − best blind policy"]
+    line = verdict(trained(score))["trained with it, many queries: top_k − best blind policy"]
     variance = np.mean([0.9 * 0.1 / 512 + p * (1 - p) / 512 for p in np.array(SHARES[:3]) + 0.1]) / 3
     half = (line.estimate.high - line.estimate.low) / 2
     assert half == pytest.approx(2.776 * variance**0.5, rel=1e-3)

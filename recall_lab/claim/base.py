@@ -16,6 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from recall_lab.checks import require
+from recall_lab.messages import counted
 from recall_lab.results import REPLICATES, SCORES
 
 Decision = Literal["supported", "refuted", "undecided", "reported"]
@@ -259,7 +260,7 @@ def effect(estimate: Estimate | None) -> str:
     if not estimate.replicates:
         return _short(estimate.value)
     interval = f"[{_short(estimate.low)}, {_short(estimate.high)}]"
-    return f"{_short(estimate.value)} {interval}, {estimate.replicates} seeds"
+    return f"{_short(estimate.value)} {interval}, {counted(estimate.replicates, 'seed')}"
 
 
 def _short(value: float) -> str:
@@ -271,8 +272,8 @@ def multiplicity(lines: Sequence[Line]) -> str:
     judged = [line for line in lines if line.decision != "reported"]
     sampled = sum(line.estimate is not None and line.estimate.replicates > 0 for line in judged)
     return (
-        f"{len(judged)} lines are judged, {sampled} of them by a {100 * LEVEL:.0f} % interval. The intervals are not "
-        "corrected for multiple comparisons."
+        f"{counted(len(judged), 'line')} judged, {sampled} of them by a {100 * LEVEL:.0f} % interval. The intervals "
+        "are not corrected for multiple comparisons."
     )
 
 

@@ -7,9 +7,22 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from recall_lab.claim.base import Claim, Estimate, Line, at_least, at_most, contrast, mean, reported, unlearned, unless
+from recall_lab.claim.base import (
+    LEVEL,
+    Claim,
+    Estimate,
+    Line,
+    at_least,
+    at_most,
+    contrast,
+    mean,
+    reported,
+    unlearned,
+    unless,
+)
 
 BUDGET = "mixer.budget"
+QUERIES = {"many": "many queries", "one": "one query"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +62,7 @@ class StaticSparse(Claim):
         lines: list[Line] = []
         for arm, rows in (("softmax weights", on_weights(table)), ("trained with it", trained(table, self.best))):
             for queries in ("many", "one"):
-                own, where = rows[rows["queries"] == queries], f"{arm}, queries {queries}: "
+                own, where = rows[rows["queries"] == queries], f"{arm}, {QUERIES[queries]}: "
                 lines += [unless(line, obstacle) for line in (self._choice(own, where), self._share(own, where))]
                 lines += [self._best(own, where), self._approximation(own, where)]
                 if arm == "softmax weights":
@@ -110,7 +123,7 @@ def on_weights(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["seed", "data_seed", "queries", "policy", "share"]
     rows = table[table["policy"].notna()].assign(queries=_queries)
     test, validation = (rows[rows["metric"] == f"policy_{part}accuracy"] for part in ("", "validation_"))
-    test = test.assign(error=(test["high"] - test["low"]) / 2 / stats.norm.ppf(0.975))
+    test = test.assign(error=(test["high"] - test["low"]) / 2 / stats.norm.ppf((1 + LEVEL) / 2))
     validation = validation[[*keys, "value"]].rename(columns={"value": "validation"})
     return test.merge(validation, on=keys)[COLUMNS]
 
