@@ -39,7 +39,7 @@ def _main(arguments: list[str]) -> None:
         from recall_lab.cli import run
 
         sys.exit(run.main(arguments[1:]))
-    chosen = parser().parse_args(arguments)
+    chosen = parser().parse_args(_own_first(arguments))
 
     from recall_lab import files, messages
 
@@ -51,6 +51,15 @@ def _main(arguments: list[str]) -> None:
         sys.exit(0)
     except messages.ERRORS as error:
         sys.exit(messages.print_error(error))
+
+
+def _own_first(arguments: list[str]) -> list[str]:
+    """The arguments with --config-dir FOLDER after the verb: argparse accepts no option between settings."""
+    for number, word in enumerate(arguments[:-1]):
+        if word == "--config-dir":
+            rest = arguments[:number] + arguments[number + 2 :]
+            return [*rest[:1], word, arguments[number + 1], *rest[1:]]
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:

@@ -204,3 +204,12 @@ def test_the_workers_of_a_sweep_know_the_folder(mine):
     configs = [folders.read_config(path) for path in run_folders("own")]
     rates = {config["choice"]["mixer"]: config["train"]["lr"] for config in configs}
     assert rates == {"doubled": 0.004, "linear": 0.01}
+
+
+def test_settings_may_follow_the_folder():
+    from recall_lab.__main__ import _own_first, parser
+
+    given = ["claim", "longer", "--config-dir", "mine", "root=tiny", "train.steps=5"]
+    chosen = parser().parse_args(_own_first(given))
+    assert (chosen.words, chosen.config_dir) == (["longer", "root=tiny", "train.steps=5"], "mine")
+    assert _own_first(["list"]) == ["list"]

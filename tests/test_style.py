@@ -212,3 +212,13 @@ def test_labels_that_would_overlap_are_blank(width, labels):
         made.draw_without_rendering()
     assert " ".join(label.get_text() for label in axes[0, 0].get_xticklabels() if label.get_text()) == labels
     assert list(axes[0, 0].get_xticks()) == [256, 512, 1024, 2048, 4096]
+
+
+def test_panels_with_a_common_axis_keep_its_labels():
+    with style.style():
+        made, axes = style.grid(2, 1, 4.0, sharex=True)
+        for ax in axes[:, 0]:
+            style.log2_axis(ax, [16, 64, 256])
+        layout.arrange(made)
+        made.draw_without_rendering()
+    assert [label.get_text() for label in axes[1, 0].get_xticklabels()] == ["16", "64", "256"]

@@ -20,8 +20,10 @@ class Cost(Claim):
     FLOPs are counted for the mechanism alone, from q, k and v on. An exponent is the slope of log cost over log n at
     the largest d_key, for lengths n ≥ 8 d_key, or over log d_key at the largest n.
 
-    Matrix memories are mechanisms whose state is a matrix. Among them, the exponent farthest from the claimed one is
-    judged. Times are reported, not judged.
+    Judged is, among linear attention, gated_linear, gla, mamba2, delta_rule, gated_delta, kda and rwkv7, the exponent
+    farthest from the claimed one. All others are reported: mesa solves a system of d equations (d³), based has d²
+    features, log_linear has log n states. So are times, and the shortest measured length from which a mechanism is
+    the faster one.
     """
 
     matrix_memories: Sequence[str] = ("linear",)
@@ -68,20 +70,21 @@ class Cost(Claim):
 
     def _faster(self, table: pd.DataFrame, mixer: str, step: str) -> Line:
         """The measured length from which on the mechanism takes less time than softmax, at the largest d_key."""
-        own, other = (_points(table, each, f"{step}_seconds", "length") for each in (mixer, self.softmax))
+        own, other = (_points(table, each, f"{step}_seconds", "length", 0) for each in (mixer, self.softmax))
         name = f"{mixer}: length from which a {step} is faster than softmax's"
         both = pd.DataFrame({"own": own, "other": other}).dropna()
         slower = both.index[both["own"] >= both["other"]]
         faster = both.index[both.index > slower.max()] if len(slower) else both.index
         if not len(faster):
             return reported(name, None, f"none up to {both.index.max():g}" if len(both) else "not timed")
-        return reported(name, exact(float(faster.min())))
+        shortest = "the shortest measured" if faster.min() == both.index.min() else ""
+        return reported(name, exact(float(faster.min())), shortest)
 
 
-def _points(table: pd.DataFrame, mixer: str, metric: str, over: str) -> pd.Series:
-    """Cost by length (at the largest d_key, n ≥ 8 d_key), or by d_key (at the largest length); summed over layers."""
+def _points(table: pd.DataFrame, mixer: str, metric: str, over: str, least: int = 8) -> pd.Series:
+    """Cost by length (at the largest d_key, n ≥ least · d_key) or by d_key (at the largest length), over all layers."""
     rows = table[(table["mixer"] == mixer) & (table["metric"] == metric) & table["length"].notna()]
-    rows = rows[rows["length"] >= 8 * rows["d_key"]]
+    rows = rows[rows["length"] >= least * rows["d_key"]]
     fixed = "d_key" if over == "length" else "length"
     rows = rows[rows[fixed] == rows[fixed].max()]
     return rows.groupby(over)["value"].mean()

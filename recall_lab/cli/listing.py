@@ -71,7 +71,7 @@ def facts(mixer: str, config_dir: str | None = None) -> list[str]:
             return []
         made = make(d_model=config.model.d_model)
         size = made.state_size(512)
-    except ERRORS as error:
+    except Exception as error:  # a mixer of the user's own may raise anything, and the others are still listed
         return [f"Cannot be made: {one_line(error)}"]
     kind = type(made)
     family = next(base.__module__.rpartition(".")[2] for base in kind.__mro__[1:] if base.__module__ != kind.__module__)

@@ -20,7 +20,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     the best mechanism with a growing state minus that of the best with a fixed state, by task; one point per cell of
     the trained range, the larger cells darker. Both are chosen by their mean validation score over these cells.
 
-    Bars: interval over seeds, paired. Grey: differences of at most MARGIN.
+    Bars: interval over seeds, paired. Grey: differences of at most .02.
     """
     rows = table[table["metric"].isin(results.SCORES) & table["split"].isin(["validation", "test"])]
     compared = {str(task): found for task, part in rows.groupby("task") if (found := _compare(part)) is not None}

@@ -24,10 +24,12 @@ def arrange(made: Figure) -> None:
 
 def _thin(ax: Axes) -> None:
     shown = [label for label in ax.get_xticklabels() if label.get_text() and label.get_visible()]
+    if not shown:  # panels with a common axis share the texts of its labels, which only the lowest panel shows
+        return
     boxes = [label.get_window_extent() for label in shown]
     for every in range(1, len(shown) + 1):
         kept = list(range(len(shown) - 1, -1, -every))[::-1]
         if all(boxes[b].x0 - boxes[a].x1 >= GAP for a, b in pairwise(kept)):
             break
-    words = {round(shown[i].get_position()[0], 9): shown[i].get_text() for i in kept} if shown else {}
+    words = {round(shown[i].get_position()[0], 9): shown[i].get_text() for i in kept}
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.get(round(value, 9), "")))

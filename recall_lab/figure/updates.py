@@ -14,18 +14,20 @@ NEEDED = {"task.length", "task.pairs", "task.updates"}
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
-    """Yields ("updates", figure) if several numbers of updates were tested: accuracy over the mean number of rebindings
-    (new values) per key, one panel per number of keys and length.
+    """Yields ("updates", figure) if several numbers of updates were tested with equal numbers of keys: accuracy over
+    the mean number of rebindings (new values) per key, one panel per number of keys and length.
 
-    Bars: interval over seeds. Dashed: a mechanism that gives all values of a key the same weight
-    (theory.linear_attention.superposed_recall).
+    Bars: interval over seeds. Dashed: a mechanism that gives all values of a key the same weight.
     """
     if not set(table) >= NEEDED:
         return
     table = table[(table["task"] == "updates") & table["task.length"].notna()]
     test = table[(table["split"] == "test") & (table["metric"] == "accuracy")]
-    if test["task.updates"].nunique() < 2:
+    several = test.groupby(["task.length", "task.pairs"])["task.updates"].nunique() > 1
+    if not several.any():
         return
+    cell = pd.MultiIndex.from_frame(table[["task.length", "task.pairs"]])
+    table = table[cell.isin(several.index[several]) | (table["split"] == "validation")]
     table = table.assign(ratio=table["task.updates"] / table["task.pairs"])
     points = summarise(table, ["series", "task.length", "task.pairs", "ratio"], ("accuracy",))
     chance = table.loc[table["metric"] == "chance", "value"].max()
