@@ -78,10 +78,13 @@ def parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=does, parents=[own])
 
     verbs.add_parser("run", help="train and test; a Hydra app: see `recall-lab run --help`")
-    show = verb("show", "print an example of a task, with its targets and the chance level")
-    show.add_argument("overrides", nargs="+", metavar="task=NAME", help="and its settings (task.length=64), as for run")
-    show.add_argument("--n", type=int, default=1, help="number of sequences; statistics are printed for more than one")
-    show.add_argument("--seed", type=int, default=0, help="seed of the example")
+    show = verb(
+        "show", "print an example of a task, or what a mixer is: equation, shapes, parameters, state, a picture"
+    )
+    settings = "or mixer=NAME, and settings (task.length=64, mixer.heads=2, model.d_model=32), as for run"
+    show.add_argument("overrides", nargs="+", metavar="task=NAME", help=settings)
+    show.add_argument("--n", type=int, help="number of sequences; statistics are printed for more than one")
+    show.add_argument("--seed", type=int, default=0, help="seed of the example, or of the mixer's random input")
     claim = verb("claim", "run the experiments that claims need, and judge the claims")
     claim.add_argument("words", nargs="*", metavar="NAME", help="claims (none: all), and settings: size=large, root=…")
     card = verb("card", "the memory card of a mechanism: one page on what it can remember")

@@ -34,7 +34,8 @@ def test_the_readme_shows_these_files():
     own = {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
     claim = {"mine/longer.py", "mine/claim/longer.yaml"}
     probe = {"mine/overlap.py", "mine/probe/overlap.yaml", "mine/figure/overlap.py"}
-    assert set(FILES) == {*own, *claim, *probe, "mine/schedule/halving.yaml"}
+    cache = {"mine/dilated.py", "mine/mixer/dilated.yaml"}
+    assert set(FILES) == {*own, *claim, *probe, *cache, "mine/gated.py", "mine/schedule/halving.yaml"}
 
 
 def test_the_task_and_the_mixer_fulfil_the_contract(mine, capsys):
@@ -71,18 +72,78 @@ def test_the_claim_is_found_and_judged(mine):
     assert line.missing
 
 
+def test_the_cache_mechanism_fulfils_the_contract(mine, capsys):
+    from recall_lab.cli import check
+
+    words = ["mixer=dilated", "mixer.budget=4", "mixer.positions=rotary,alibi"]
+    assert check.check(words, str(mine)) == 0
+    assert capsys.readouterr().out.count("ok      state size") == 2
+
+
+def test_the_cache_mechanism_attends_to_every_fourth_token(mine):
+    """Softmax over the tokens t, t − 4, t − 8, computed for one query at a time; the state holds the 8 before."""
+    dilated = importlib.import_module("dilated").Dilated
+    torch.manual_seed(0)
+    mixer = dilated(d_model=8, budget=3, short_conv=0).double()
+    with torch.no_grad():
+        q, k, v, _, _ = mixer.project(torch.randn(1, 30, 8, dtype=torch.float64))
+        o, state = mixer.parallel(q, k, v, {})
+    for t in range(30):
+        seen = [s for s in (t - 8, t - 4, t) if s >= 0]
+        weight = (k[0, 0, seen] @ q[0, 0, t] / 8**0.5).softmax(0)
+        assert o[0, 0, t] == pytest.approx(weight @ v[0, 0, seen])
+    assert state["k"].shape == (1, 1, 8, 8)
+
+
+def test_the_model_has_the_mlp_that_it_shows(mine):
+    """Its commands' settings make it; a block is x + SwiGLU(norm(x)); decoding equals the parallel form."""
+    from recall_lab import building
+    from recall_lab.cli.base import compose, resolved
+
+    settings = ["model._target_=gated.Gated", "+model.bias=true", "model.d_model=8", "model.layers=1"]
+
+    def workload(*words):
+        return building.build(resolved(compose([*settings, *words], "mine"), {"task": "mqar", "mixer": "softmax"}))
+
+    workload("model.mlp=2").check()
+    model = workload("model.mlp=2").untrained()
+    (mlp,) = (block.mlp for block in model.blocks)
+    x, mixed = torch.randn(2, 1, 5, 8)
+    first, second = mlp[1].inner.weight.split(16)
+    one, two = mlp[1].inner.bias.split(16)
+    normed = (x + mixed) / ((x + mixed).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    left, right = normed @ first.T + one, normed @ second.T + two
+    hidden = left * torch.sigmoid(left) * right
+    expected = x + mixed + hidden @ mlp[1].outer.weight.T + mlp[1].outer.bias
+    torch.testing.assert_close(model.blocks[0].output(x, mixed), expected)
+    tokens = torch.arange(6)[None]
+    logits, states = model.prefill(tokens[:, :5], model.initial_state())
+    last, _ = model.step(tokens[:, 5:], states)
+    torch.testing.assert_close(torch.cat([logits, last], dim=1), model(tokens))
+    with pytest.raises(ValueError, match=r"model\.mlp=0"):
+        workload("model.mlp=0").check()
+    with pytest.raises(TypeError, match="layer_count"):
+        workload("model.mlp=2", "+model.layer_count=2").check()
+
+
 @pytest.mark.slow
 def test_the_commands_for_own_files(mine):
-    """As shown in the README, but with tiny settings."""
-    commands = re.findall(r"^recall-lab (.* --config-dir mine .*)$", TEXT, re.M)
-    assert [line.split()[0] for line in commands] == ["run", "show", "check", "run", "run"]
+    """As shown in the README, but with tiny settings, after a run to be probed. A memory card would take minutes."""
+    commands = [
+        line.partition("#")[0]
+        for line in re.findall(r"^recall-lab (.* --config-dir mine .*)$", TEXT, re.M)
+        if not line.startswith("card ")
+    ]
+    verbs = ["run", "show", "check", "run", "show", "check", "probe", "run", "run"]
+    assert [line.split()[0] for line in commands] == verbs
     small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
-    for line in commands:
+    for line in ["run name=mine", *commands]:
         verb, *rest = line.split()
         command = [sys.executable, "-m", "recall_lab", verb, *rest, *(small if verb == "run" else [])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert Path("outputs/backwards/report.html").exists()
+    assert Path("outputs/gated/report.html").exists()
     assert Path("outputs/overlap/figure/overlap.png").exists()
     (used,) = (read_config(path.parent) for path in Path("outputs/sgd").glob("*/config.yaml"))
     assert used["optimizer"] == {"_target_": "torch.optim.SGD", "_partial_": True, "momentum": 0.95, "nesterov": False}

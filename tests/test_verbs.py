@@ -233,12 +233,6 @@ def test_a_terminal_with_ascii_only():
     assert shell("report", "outputs/main", env=environment).returncode == 0
 
 
-def test_show_refuses_arguments_that_have_no_effect():
-    done = shell("show", "mixer=softmax")
-    assert done.returncode == 2
-    assert "mixer has no effect: show prints an example of a task" in done.stderr
-
-
 def test_probe_from_within_a_run_folder(monkeypatch, capsys):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")

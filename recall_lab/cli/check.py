@@ -81,12 +81,7 @@ def examined(settings: list[str], config_dir: str | None, arrays: dict[str, Any]
 
     It has two heads where the settings name no number, since errors in the order of axes need two to show.
     """
-    from recall_lab.building import check_targets
-
-    config = compose(settings, config_dir).mixer
-    check_targets("mixer", OmegaConf.to_container(config, resolve=True))
-    made = hydra.utils.instantiate(config, _convert_="all")
-    makes = list(dict.fromkeys(made)) if isinstance(made, list) else [made]
+    makes = makers(compose(settings, config_dir).mixer)
     for number, make in enumerate(makes, start=1):
         part = f", mechanism {number} of {len(makes)}" if len(makes) > 1 else ""
         sizes = {"d_model": WIDTH}
@@ -94,6 +89,15 @@ def examined(settings: list[str], config_dir: str | None, arrays: dict[str, Any]
             sizes["heads"] = 2
         title = f"{' '.join(settings)}{part}, with {', '.join(f'{name}={size}' for name, size in sizes.items())}"
         yield title, _mixer_findings(make, sizes, arrays)
+
+
+def makers(config: Any) -> list[Callable[..., Any]]:
+    """The function that makes the mixer of this configuration, from d_model; of a hybrid, that of each mechanism."""
+    from recall_lab.building import check_targets
+
+    check_targets("mixer", OmegaConf.to_container(config, resolve=True))
+    made = hydra.utils.instantiate(config, _convert_="all")
+    return list(dict.fromkeys(made)) if isinstance(made, list) else [made]
 
 
 def _made(make: Callable[..., Any], **sizes: int) -> tuple[Any, str]:

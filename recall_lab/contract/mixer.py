@@ -14,7 +14,7 @@ from torch import Tensor
 
 from recall_lab.contract.base import BrokenError, Deviation, Finding, NotApplicableError, within_limits
 from recall_lab.mixer.base import Mixer
-from recall_lab.mixer.layer import state_elements
+from recall_lab.mixer.layer import Layer, state_elements
 from recall_lab.mixer.neutral import neutral_fault
 from recall_lab.shapes import Hidden, State
 
@@ -28,7 +28,7 @@ Results = dict[str, Tensor]
 """Outputs, parts of the state and gradients by their names."""
 
 
-def draw(mixer: Mixer, length: int, batch: int = 2, seed: int | None = None) -> Hidden:
+def draw(mixer: Layer, length: int, batch: int = 2, seed: int | None = None) -> Hidden:
     """Normal random inputs (b t m) with the dtype and device of the mixer's weights. seed: by default `length`."""
     weight = next(mixer.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(length if seed is None else seed)
