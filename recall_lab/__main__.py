@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
     clean.add_argument("--checkpoints", action="store_true", help="delete the weights of finished runs")
     clean.add_argument("--failed", action="store_true", help="delete the folders of failed runs")
     probe = verb("probe", "run probes, or another mixer, on the models of finished runs")
+    each = "measure every combination of values that is not measured yet: mixer.budget=8,16"
+    probe.add_argument("-m", "--multirun", action="store_true", help=each)
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     rates = verb("rates", "choose the learning rate of each mechanism of some experiments anew")
@@ -124,7 +126,7 @@ def _verb(chosen: argparse.Namespace) -> int:
     if chosen.verb == "probe":
         from recall_lab.cli import probe
 
-        return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir)
+        return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir, chosen.multirun)
     if chosen.verb == "claim":
         from recall_lab.cli import claim
 
