@@ -91,8 +91,9 @@ def parser() -> argparse.ArgumentParser:
     card.add_argument("words", nargs="*", metavar="mixer=NAME", help="and settings: mixer.heads=2, size=large, root=…")
     collect = "instead: write the package's table of built-in mechanisms from finished sweeps, or their table.parquet"
     card.add_argument("--collect", nargs="+", metavar="FOLDER", default=[], help=collect)
-    report = verb("report", "make the table, figures and report.html of a sweep's folder again")
-    report.add_argument("folder")
+    report = verb("report", "make the table, figures and report.html of a sweep's folder again, or of several together")
+    report.add_argument("folders", nargs="+", metavar="FOLDER")
+    report.add_argument("--to", metavar="FOLDER", help="where to write it; of several sweeps A and B by default: A+B")
     status = verb("status", "state, progress, accuracy, time left and size of every run of a sweep")
     status.add_argument("folder")
     clean = verb("clean", "delete checkpoints or failed runs of a sweep; without a flag: print their number and size")
@@ -100,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
     clean.add_argument("--checkpoints", action="store_true", help="delete the weights of finished runs")
     clean.add_argument("--failed", action="store_true", help="delete the folders of failed runs")
     probe = verb("probe", "run probes, or another mixer, on the models of finished runs")
+    each = "measure every combination of values that is not measured yet: mixer.budget=8,16"
+    probe.add_argument("-m", "--multirun", action="store_true", help=each)
     probe.add_argument("folder", help="a run's folder, or a sweep's: all of its finished runs")
     probe.add_argument("overrides", nargs="+", metavar="probe=NAME", help="and mixer=window mixer.budget=32, test.…")
     rates = verb("rates", "choose the learning rate of each mechanism of some experiments anew")
@@ -116,13 +119,7 @@ def parser() -> argparse.ArgumentParser:
 def _verb(chosen: argparse.Namespace) -> int:
     """Runs the verb of the command line, and returns the exit status."""
     if chosen.verb == "report":
-        from pathlib import Path
-
-        from recall_lab import report
-
-        made = report.make(Path(chosen.folder))
-        print(made.text)
-        return 1 if made.failed else 0
+        return _report(chosen.folders, chosen.to)
     if chosen.verb == "status":
         from recall_lab.cli import status
 
@@ -136,7 +133,7 @@ def _verb(chosen: argparse.Namespace) -> int:
     if chosen.verb == "probe":
         from recall_lab.cli import probe
 
-        return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir)
+        return probe.probe(chosen.folder, chosen.overrides, chosen.config_dir, chosen.multirun)
     if chosen.verb == "claim":
         from recall_lab.cli import claim
 
@@ -166,6 +163,23 @@ def _verb(chosen: argparse.Namespace) -> int:
 
     show.show(chosen.overrides, chosen.n, chosen.seed, chosen.config_dir)
     return 0
+
+
+def _report(sweeps: list[str], to: str | None) -> int:
+    import shlex
+    from pathlib import Path
+
+    from recall_lab import report
+
+    paths = [Path(sweep) for sweep in sweeps]
+    folder = report.beside(paths) if to is None else Path(to)
+    if {path.resolve() for path in paths} == {folder.resolve()}:
+        made = report.make(paths[0])
+    else:
+        options = [] if to is None else ["--to", to]
+        made = report.make(folder, paths, shlex.join(["recall-lab", "report", *sweeps, *options]))
+    print(made.text)
+    return 1 if made.failed else 0
 
 
 if __name__ == "__main__":

@@ -42,12 +42,13 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
     return table.assign(series=results.series(table))
 
 
-def load(folder: str | Path) -> pd.DataFrame:
-    """The table of all runs in a sweep's folder that have results (see `recall_lab.results`).
+def load(*sweeps: str | Path) -> pd.DataFrame:
+    """The table of all runs in the folders of one or several sweeps that have results (see `recall_lab.results`). A run
+    that is in several counts once, the newer one.
 
     Raises folders.ForeignFolder, a ValueError, where there are none.
     """
-    return results.collect(Path(folder))
+    return results.collect(*map(Path, sweeps))
 
 
 class OpenRun:

@@ -163,6 +163,23 @@ def runs(folder: Path) -> list[Run]:
     return sorted(found, key=lambda run: (run.status["started"], run.name))
 
 
+def merged(sweeps: Sequence[Path]) -> list[Run]:
+    """The runs of several sweeps, in the order in which they were started. Of a run that has no results in one of them,
+    and is in another as well, the one with results is taken, or else the latest.
+
+    Raises ForeignFolder where one is not a sweep's folder, or has no run.
+    """
+    found: list[Run] = []
+    for sweep in sweeps:
+        own = runs(sweep)
+        if not own and len(sweeps) > 1:
+            raise ForeignFolder(f"{sweep} has no runs")
+        found += own
+    found.sort(key=lambda run: (run.status["started"], run.name))
+    best = {run.name: run for run in sorted(found, key=lambda run: run.has_rows)}
+    return [run for run in found if run.has_rows or run is best[run.name]]
+
+
 def status(run: Path) -> dict[str, Any]:
     """The content of status.json. Its `state` is one of
 

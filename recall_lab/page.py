@@ -195,19 +195,22 @@ def _save(drawing: Figure, stem: Path) -> Iterator[bytes]:
     yield stem.with_name(f"{stem.name}.png").read_bytes()
 
 
-def with_curves(folder: Path, chosen: pd.DataFrame, over: Sequence[str], failed: list[str]) -> pd.DataFrame:
+def with_curves(
+    run: Callable[[str], Path], chosen: pd.DataFrame, over: Sequence[str], failed: list[str]
+) -> pd.DataFrame:
     """The rows, with the training curves of their runs as rows of the metric curve_accuracy: what figures are drawn
     from. A damaged curve is left out, and named in `failed`.
 
+    run   the folder of the run of a name
     over  the settings that were selected on validation, which figures leave out of the names of series
     """
     runs = chosen.drop_duplicates("run").set_index("run")[["mixer", "task", "series", "seed"]]
     curves = pd.DataFrame(
         [
-            {"run": run, **facts, "split": "validation", "metric": "curve_accuracy", "step": point["step"],
+            {"run": name, **facts, "split": "validation", "metric": "curve_accuracy", "step": point["step"],
              "value": point["accuracy"]}
-            for run, facts in runs.to_dict("index").items()
-            for point in attempt(failed, f"training curve of {run}", read_json, folder / str(run) / "curve.json", [])
+            for name, facts in runs.to_dict("index").items()
+            for point in attempt(failed, f"training curve of {name}", read_json, run(str(name)) / "curve.json", [])
         ]
     )  # fmt: skip
     drawn = pd.concat([chosen, curves])

@@ -1,4 +1,4 @@
-"""Makes the report of a sweep's folder: its table, its figures, and the pages report.html and report.md."""
+"""Makes the report of one sweep or several: its table, its figures, and the pages report.html and report.md."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,29 +41,51 @@ class Report:
     report.html is written without it."""
 
 
-def make(folder: Path) -> Report:
+def beside(sweeps: Sequence[Path]) -> Path:
+    """Where the report of these sweeps is written unless another folder is given: the folder of a single sweep; for
+    several A+B, beside A."""
+    first, *others = dict.fromkeys(sweep.resolve() for sweep in sweeps)
+    return first.with_name("+".join(path.name for path in (first, *others))) if others else first
+
+
+def _claim(folder: Path) -> None:
+    """Creates a folder for the report of other sweeps. Raises ForeignFolder where it holds runs or other files."""
+    folders.claim(folder)
+    if folders.runs(folder):
+        raise folders.ForeignFolder(f"{folder} holds runs of its own; choose another folder with --to")
+
+
+def make(folder: Path, sweeps: Sequence[Path] = (), command: str = "") -> Report:
     """Writes FOLDER/table.parquet, FOLDER/figure/*.png, *.svg and *.pdf, FOLDER/report.html and FOLDER/report.md.
+
+    sweeps   the folders whose runs are reported; FOLDER is then created. None: FOLDER itself
+    command  the command that makes this report of several, which is listed after those of the runs
 
     A figure or grid that raises an exception, and a run with a damaged file, is named in the pages and in `failed`;
     the others are made. Raises folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has
     results, and ValueError if none can be read.
     """
-    runs = folders.runs(folder)
-    table, sound, failed = results.gather(folder, runs)
+    sources = list({sweep.resolve(): sweep for sweep in sweeps or [folder]}.values())
+    runs = folders.merged(sources)
+    table, sound, failed = results.gather(sources, runs)
+    if sweeps:
+        _claim(folder)
     results.save(table, folder / "table.parquet")
-    over = results.selected_settings(folder)
+    over = results.selected_settings(*sources)
     chosen = results.select(table, over)
-    drawn = page.with_curves(folder, chosen, over, failed)
+    paths = {run.name: run.path for run in sound}  # of a run that is there twice, the newer
+    drawn = page.with_curves(paths.__getitem__, chosen, over, failed)
     pictures = list(page.pictures(folder / "figure", drawn, table, failed))
     grids = _grids(chosen, failed)
     missing = [*_missing(runs), *results.repeated(sound)]
     gaps = [line for title, grid in grids.items() for line in _gaps(title.partition(":")[0], grid)]
     notes = list(attempt(failed, "notes on fairness", fairness.notes, chosen, table))
-    commands = list(attempt(failed, "commands", folders.commands, folder))
+    commands = [made for source in sources for made in attempt(failed, "commands", folders.commands, source)]
+    given = [*(made["command"] for made in commands), *([command] if command else [])]
     content = {
         "title": folder.resolve().name,
         "facts": _facts(table, chosen),
-        "commands": [made["command"] for made in commands],
+        "commands": list(dict.fromkeys(given)),
         "descriptions": list(dict.fromkeys(made["description"] for made in commands if made["description"])),
         "grids": grids,
         "missing": missing,

@@ -29,7 +29,7 @@ from recall_lab.folders import (
     Row,
     Run,
     flatten,
-    runs,
+    merged,
     without,
 )
 from recall_lab.series import condition, series
@@ -47,20 +47,21 @@ SAME = 0.001
 """Two learning rates whose scores differ by less than this are equally good."""
 
 
-def collect(folder: Path) -> pd.DataFrame:
-    """The rows of every run that has results, with the run's settings as columns (see the module), and `series`.
+def collect(*sweeps: Path) -> pd.DataFrame:
+    """The rows of every run of the sweeps that has results, with the run's settings as columns (see the module), and
+    `series`.
 
     Of runs that differ in circumstances only, the newest is taken (`repeated` names them).
-    Raises ForeignFolder where the folder is not a sweep's, or no run of it has results. Raises ValueError, naming the
+    Raises ForeignFolder where a folder is not a sweep's, or no run has results. Raises ValueError, naming the
     file, where one is damaged.
     """
-    table, _, damaged = gather(folder, runs(folder))
+    table, _, damaged = gather(sweeps, merged(sweeps))
     if damaged:
         raise ValueError(damaged[0])
     return table
 
 
-def gather(folder: Path, found: Sequence[Run]) -> tuple[pd.DataFrame, list[Run], list[str]]:
+def gather(sweeps: Sequence[Path], found: Sequence[Run]) -> tuple[pd.DataFrame, list[Run], list[str]]:
     """The table of `collect` from those runs whose files can be read, these runs, and one line for each other run that
     has results.
 
@@ -79,7 +80,7 @@ def gather(folder: Path, found: Sequence[Run]) -> tuple[pd.DataFrame, list[Run],
             raise ValueError(damaged[0])
         states = Counter(run.status["state"] for run in found)
         listed = ", ".join(f"{count} {state}" for state, count in states.items()) or "no runs"
-        raise ForeignFolder(f"{folder} has no finished run yet: {listed}")
+        raise ForeignFolder(f"{', '.join(map(str, sweeps))} has no finished run yet: {listed}")
     superseded = {old for old, _ in _superseded(rows)}
     table = pd.DataFrame([row for run in rows if run not in superseded for row in rows[run]])
     table["series"] = series(table)
@@ -152,13 +153,14 @@ def repeated(available: Iterable[Run]) -> list[str]:
         before, after = ({**flatten(run.config), "device": run.status["device"]} for run in (old, new))
         differing = [f"{name}={before.get(name)} → {after.get(name)}" for name in CIRCUMSTANCES
                      if before.get(name) != after.get(name)]  # fmt: skip
-        lines.append(f"{old.name} is repeated by {new.name} ({', '.join(differing) or 'same settings'}), which is used")
+        names = (old.name, new.name) if old.name != new.name else (str(old.path), str(new.path))
+        lines.append(f"{names[0]} is repeated by {names[1]} ({', '.join(differing) or 'same settings'}), which is used")
     return lines
 
 
-def selected_settings(folder: Path) -> tuple[str, ...]:
-    """The settings to be selected on validation: the `select` of the latest command in this sweep's folder."""
-    return tuple(read_json(folder / SELECT, SELECTED))
+def selected_settings(*sweeps: Path) -> tuple[str, ...]:
+    """The settings to be selected on validation: the `select` of the latest command in each sweep's folder."""
+    return tuple(dict.fromkeys(name for sweep in sweeps for name in read_json(sweep / SELECT, SELECTED)))
 
 
 def select(table: pd.DataFrame, over: Iterable[str] = SELECTED) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,9 @@ from recall_lab.train import Cell, Scores, Testing, Training
 
 MixerFactory = Callable[..., Layer] | list[Callable[..., Layer]]
 """A function that makes one layer's mixer from d_model, or a list of them, which the layers use in turn."""
+
+Weights = dict[str, torch.Tensor]
+"""A model's parameters and buffers by name."""
 
 T = TypeVar("T")
 
@@ -203,21 +206,33 @@ class ProbeRun(Workload):
     """Name of the mixer if it is not the trained one; it is then also scored on the test cells."""
 
     def check(self) -> None:
-        _without_memory(self._model)
+        if self.test.cells is not None:  # derived cells are possible
+            self._cells(warn=False)
+        self.shapes()
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Name and shape of each weight of the model, which is not allocated."""
+        return {name: x.shape for name, x in _without_memory(self._model).state_dict().items()}
+
+    def check_weights(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Raises ValueError unless weights of these names and shapes are those of the model."""
+        require(self.shapes() == shapes, f"{self.swapped or 'this mixer'} has other weights than the trained mixer")
+
+    def _cells(self, warn: bool = True) -> list[Cell]:
+        return data.test_cells(self.task, self.test.cells, data.training_cells(self.task, self.train.cells, warn))
 
     def _model(self) -> Model:
         return self.model(vocab=self.task.vocab, width=self.task.width, mixer=self.mixer)
 
-    def run(self, space: Workspace) -> Outcome:
-        cells = data.test_cells(self.task, self.test.cells, data.training_cells(self.task, self.train.cells))
+    def run(self, space: Workspace, last: Weights | None = None) -> Outcome:
+        """Measures the model; last: its weights at the end of training, where they are loaded already."""
+        cells = self._cells()
         model = self._model().to(space.device)
         rows: list[Row] = []
         missing: list[str] = []
-        for step, weights in self._weights(space):
-            try:
-                model.load_state_dict(weights)
-            except RuntimeError as error:
-                raise ValueError(f"{self.swapped or 'this mixer'} has other weights than the trained mixer") from error
+        for step, weights in self._weights(space, last):
+            self.check_weights({name: x.shape for name, x in weights.items()})
+            model.load_state_dict(weights)
             at = space.cells("probes", cells)
             found, failed = probe_model(self.probe, model, self.task, at, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
@@ -226,11 +241,11 @@ class ProbeRun(Workload):
             rows += Scoring(self.task, cells, self.data_seed, "test", self.test.sequences_of).rows(model, space)
         return Outcome(rows, f"{len(rows)} rows", missing=missing)
 
-    def _weights(self, space: Workspace) -> Iterator[tuple[int | None, dict[str, torch.Tensor]]]:
+    def _weights(self, space: Workspace, last: Weights | None) -> Iterator[tuple[int | None, Weights]]:
         """(step, weights) of every validation that was kept, and (None, weights) at the end of training."""
         for path in [] if self.swapped else sorted((space.folder / "weights").glob("*.pt")):
             yield int(path.stem), checkpoint.load(path, space.device)
-        yield None, checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
+        yield None, last or checkpoint.load(space.folder / "checkpoint.pt", space.device)["model"]
 
 
 def _without_memory(make: Callable[[], T]) -> T:

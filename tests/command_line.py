@@ -55,7 +55,9 @@ def states(name: str) -> list[str]:
 def run_probe(*arguments: str) -> int:
     """Calls `recall-lab probe …` in this process and returns its exit status."""
     try:
-        return probe.probe(arguments[0], [*arguments[1:]])
+        several = arguments[0] == "-m"
+        folder, *words = arguments[several:]
+        return probe.probe(folder, words, multirun=several)
     except messages.ERRORS as error:
         return messages.print_error(error)
 

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from command_line import TINY, recall, run_folders, run_probe, shell
 from conftest import CONF, names
+from omegaconf import DictConfig
 
 from recall_lab import __main__ as main
 from recall_lab import results
 from recall_lab.cli import show
-from recall_lab.cli.base import compose, parse, resolved
+from recall_lab.cli.base import compose, resolved
 from recall_lab.cli.probe import changed
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
+
+
+def composing(*words: str) -> DictConfig:
+    return compose(words)
 
 
 def test_help_needs_no_torch_and_little_time():
@@ -47,7 +52,7 @@ def test_an_interrupted_verb_gives_one_line(monkeypatch, capsys):
     ("words", "message"),
     [
         (["probe=[]"], "nothing to measure"),
-        (["mixer=window,top_k"], "mixer=window,top_k: has several values"),
+        (["mixer=window,top_k"], "mixer=window,top_k: has several values; `recall-lab probe -m` measures each"),
         (["mixer=window", "mixer.budget=2,4"], "mixer.budget=2,4: has several values"),
         (["test.tokens=4"], "nothing to measure"),
         (["probe=retrieval", "test.tokens=4"], "test.tokens has no effect here without another mixer"),
@@ -66,7 +71,7 @@ def test_a_later_probe_refuses_what_would_be_ignored(words, message, capsys):
 def test_a_part_of_a_hybrid_keeps_what_was_trained():
     trained = resolved(compose(["mixer=hybrid", "mixer.second.heads=2"]), {"task": "mqar", "mixer": "hybrid"})
     words = ["mixer.second.qk_norm=true", "test.cells=[{length: 8}]"]
-    config = changed(trained, words, parse(words), None)
+    config = changed(trained, words, composing)
     second = trained["mixer"]["second"] | {"qk_norm": True}
     assert config["mixer"] == trained["mixer"] | {"second": second}
     assert config["test"] == trained["test"] | {"cells": [{"length": 8}]}
@@ -152,7 +157,7 @@ def test_another_policy_keeps_the_positions_of_the_trained_model():
         (["mixer=sink_window", "mixer.rotary_base=500"], ("rotary", 1, 500)),
         (["mixer=linear"], (None, None, None)),
     ):
-        mixer = changed(trained, words, parse(words), None)["mixer"]
+        mixer = changed(trained, words, composing)["mixer"]
         assert tuple(mixer.get(key) for key in ("positions", "rotary_share", "rotary_base")) == expected
 
 

@@ -186,7 +186,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
 
     config: composed from the overrides that are not sweeps, with Hydra's part.
     """
-    _refuse_twice(overrides)
+    refuse_twice(overrides)
     _refuse_unknown(config)
     flag("report", config.report)
     flag("skip_invalid", config.skip_invalid)
@@ -236,7 +236,7 @@ def _refuse_ineffective(config: DictConfig, given: set[str]) -> None:
             raise ValueError("test.probe_sequences has no effect without a probe: add probe=[retrieval], or others")
 
 
-def _refuse_twice(overrides: list[Override]) -> None:
+def refuse_twice(overrides: list[Override]) -> None:
     """Raises ValueError for a setting given twice, once as a sweep, of which Hydra would use the last value only; and
     for one that is removed, which would make the run use a default that its folder does not name."""
     for override in overrides:

@@ -160,7 +160,7 @@ def _pictures(
             continue
         parts = [found[name] for name in group]
         rows = pd.concat(
-            [page.with_curves(own.folder, own.chosen, own.over, failed) for own in parts], ignore_index=True
+            [page.with_curves(own.folder.joinpath, own.chosen, own.over, failed) for own in parts], ignore_index=True
         )
         rows.attrs["selected"] = parts[0].over
         if len(parts) > 1:

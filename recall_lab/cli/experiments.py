@@ -91,7 +91,7 @@ def rows_of(folder: Path, failed: list[str]) -> pd.DataFrame | None:
     runs = folders.runs(folder) if (folder / folders.MARK).exists() else []
     if not any(one.has_rows for one in runs):
         return None
-    every, _, damaged = results.gather(folder, runs)
+    every, _, damaged = results.gather([folder], runs)
     failed += damaged
     return every
 
