@@ -41,7 +41,9 @@ def test_the_claimed_exponents_are_supported():
         "supported",
     )  # fmt: skip
     assert lines["matrix memories: decode FLOPs over d"].estimate.value == pytest.approx(2)
-    assert lines["linear: length from which a prefill is faster than softmax's"].estimate.value == 128  # the shortest measured
+    assert (
+        lines["linear: length from which a prefill is faster than softmax's"].estimate.value == 128
+    )  # the shortest measured
 
 
 @pytest.mark.parametrize(
