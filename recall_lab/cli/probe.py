@@ -30,7 +30,7 @@ SKIP = "skip_invalid"
 
 TARGET = {"_target_": "recall_lab.workload.ProbeRun"}
 
-NO_MODEL = "{run} has no checkpoint.pt: only a run that has trained a model can be probed"
+NO_MODEL = "{run} has no checkpoint.pt: it has trained no model, or its weights were deleted"
 
 Composing = Callable[..., DictConfig]
 """The configuration with these overrides."""
