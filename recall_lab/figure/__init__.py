@@ -7,7 +7,5 @@ from recall_lab.files import OWN
 
 def names() -> list[str]:
     """The modules of this folder, and of figure/ in the user's own folder, which become importable from here too."""
-    for folder in OWN:
-        if str(folder / "figure") not in __path__:
-            __path__.append(str(folder / "figure"))
+    __path__[1:] = [str(folder / "figure") for folder in OWN]  # not those of a folder that was in use before
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
