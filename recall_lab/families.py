@@ -9,7 +9,10 @@ import pandas as pd
 
 Family = Literal["growing", "fixed"]
 
-GROWING = ("softmax", "forgetting", "top_k", "paged", "stickbreaking_attn", "nsa", "dsa", "path_attn", "deltaformer")
+GROWING = (
+    "softmax", "forgetting", "top_k", "paged", "random_k", "stickbreaking_attn", "nsa", "dsa", "path_attn",
+    "deltaformer",
+)  # fmt: skip
 """Mechanisms whose state grows with every token. All others have a fixed state, windows and eviction policies included;
 hybrids, which may combine both, and `module`, which may be any layer, belong to neither family."""
 
