@@ -16,6 +16,7 @@ import yaml
 from recall_lab import folders, results
 from recall_lab.checks import require
 from recall_lab.files import OWN as OWN_FOLDERS
+from recall_lab.messages import short
 from recall_lab.series import condition, series, setting_columns
 
 SPEC = Path(__file__).with_name("card.yaml")
@@ -214,7 +215,7 @@ def grid(found: pd.DataFrame, part: bool = True) -> pd.DataFrame:
     if found.empty:
         return pd.DataFrame()
     texts = [
-        f"{_short(mean)} [{_short(low)}, {_short(high)}]" if runs > 1 and low < high else _short(mean)
+        f"{short(mean)} [{short(low)}, {short(high)}]" if runs > 1 and low < high else short(mean)
         for mean, low, high, runs in found[["mean", "low", "high", "runs"]].itertuples(index=False)
     ]
     keys = ["part", "number"]
@@ -224,7 +225,3 @@ def grid(found: pd.DataFrame, part: bool = True) -> pd.DataFrame:
     rows = found[keys].drop_duplicates().itertuples(index=False, name=None)
     ordered = made.loc[list(rows), names].rename_axis(columns=None)
     return ordered if part else ordered.droplevel("part")
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -30,6 +30,11 @@ def counted(number: int, word: str) -> str:
     return f"{number:,} {word}{'s' * (number != 1)}"
 
 
+def short(value: float) -> str:
+    """A number in three significant digits; from 1,000 on, in whole units."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def print_error(message: BaseException | str) -> int:
     """One line on stderr. Returns 2, the exit status of bad input."""
     text = one_line(message) if isinstance(message, BaseException) else message

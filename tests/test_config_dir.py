@@ -11,7 +11,7 @@ from command_line import SERIAL, TINY, recall, run_folders, shell
 
 import recall_lab as rl
 from recall_lab import __main__ as main
-from recall_lab import files, folders
+from recall_lab import figure, files, folders
 from recall_lab.cli import base, listing, rates
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -213,3 +213,10 @@ def test_settings_may_follow_the_folder():
     chosen = parser().parse_args(_own_first(given))
     assert (chosen.words, chosen.config_dir) == (["longer", "root=tiny", "train.steps=5"], "mine")
     assert _own_first(["list"]) == ["list"]
+
+
+def test_a_folder_that_is_no_longer_in_use_contributes_no_figures(mine):
+    files.use(mine)
+    assert "widths" in figure.names()
+    files.use_none()
+    assert "widths" not in figure.names()

@@ -134,10 +134,8 @@ def test_commands_on_one_folder_share_the_runs(number):
     assert not list(Path("outputs/shared").glob(".sweep-*"))
 
 
-@pytest.mark.parametrize("name", ["checkpoint.pt", "status.json"])
-def test_a_run_with_a_file_cut_short_is_done_again(name, monkeypatch):
-    """Interrupted after five steps, with a checkpoint after three."""
-    assert recall(*TINY, "name=alone") == 0
+def interrupt_after_five_steps(monkeypatch):
+    """Does a tiny run that Ctrl-C ends; a later command trains on."""
     step = Stepper.step
 
     def interrupted(self, value, number):
@@ -145,9 +143,16 @@ def test_a_run_with_a_file_cut_short_is_done_again(name, monkeypatch):
             raise KeyboardInterrupt
         return step(self, value, number)
 
-    monkeypatch.setattr(Stepper, "step", interrupted)
-    assert recall(*TINY) == 130
-    monkeypatch.setattr(Stepper, "step", step)
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "step", interrupted)
+        assert recall(*TINY) == 130
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "status.json"])
+def test_a_run_with_a_file_cut_short_is_done_again(name, monkeypatch):
+    """Interrupted after five steps, with a checkpoint after three."""
+    assert recall(*TINY, "name=alone") == 0
+    interrupt_after_five_steps(monkeypatch)
     (run,) = run_folders("main")
     (run / name).write_bytes((run / name).read_bytes()[:50])
     assert recall(*TINY) == 0
@@ -179,16 +184,7 @@ def test_what_a_killed_process_has_half_written_is_removed():
 def test_a_clock_that_is_set_back_loses_nothing(monkeypatch):
     clock = iter(datetime(2030, 1, 1, tzinfo=UTC) - timedelta(days=days) for days in range(100))
     monkeypatch.setattr(runner, "now", lambda: next(clock).isoformat(timespec="milliseconds"))
-    step = Stepper.step
-
-    def interrupted(self, value, number):
-        if number == 5:
-            raise KeyboardInterrupt
-        return step(self, value, number)
-
-    monkeypatch.setattr(Stepper, "step", interrupted)
-    assert recall(*TINY) == 130
-    monkeypatch.setattr(Stepper, "step", step)
+    interrupt_after_five_steps(monkeypatch)
     assert recall(*TINY) == 0
     assert recall(*TINY, "seed=1") == 0
     assert recall(*TINY) == 0

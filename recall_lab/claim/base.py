@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from recall_lab.checks import require
-from recall_lab.messages import counted
+from recall_lab.messages import counted, short
 from recall_lab.results import REPLICATES, SCORES
 
 Decision = Literal["supported", "refuted", "undecided", "reported"]
@@ -258,13 +258,9 @@ def effect(estimate: Estimate | None) -> str:
     if estimate is None:
         return "—"
     if not estimate.replicates:
-        return _short(estimate.value)
-    interval = f"[{_short(estimate.low)}, {_short(estimate.high)}]"
-    return f"{_short(estimate.value)} {interval}, {counted(estimate.replicates, 'seed')}"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return short(estimate.value)
+    interval = f"[{short(estimate.low)}, {short(estimate.high)}]"
+    return f"{short(estimate.value)} {interval}, {counted(estimate.replicates, 'seed')}"
 
 
 def multiplicity(lines: Sequence[Line]) -> str:
