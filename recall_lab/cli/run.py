@@ -55,7 +55,7 @@ class Preflight(Callback):
         """Called by Hydra before a single run and before a sweep; exits with status 2 for settings that are refused."""
         try:
             HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
-            overrides = parse(config.hydra.overrides.task)
+            overrides = parse(list(config.hydra.overrides.task))  # a list, because reading an item can raise
             swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
             _refuse_placement([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
             refuse(config, overrides)
