@@ -44,11 +44,13 @@ def named(*tables: pd.DataFrame) -> pd.DataFrame:
 
 
 def drawn(module: ModuleType, table: pd.DataFrame) -> dict[str, Figure]:
-    """The module's figures, arranged as they would be written: none has tick labels that touch."""
+    """The module's figures, arranged as they would be written. Their names begin with the module's, by which a claim
+    finds them, and none has tick labels that touch."""
     made = dict(module.draw(table))
     for name, figure in made.items():
         layout.arrange(figure)
         assert touching(figure) == [], name
+        assert name.startswith(module.__name__.rpartition(".")[2])
     return made
 
 
