@@ -23,9 +23,7 @@ def test_mixers_that_an_experiment_compares_must_be_among_those_given(empty_fold
     """Nothing is started; a superset, and all that a pattern matches, are accepted."""
     started = []
     monkeypatch.setattr(claim, "run", lambda jobs, *_: started.extend(jobs) or [])
-    with pytest.raises(
-        ValueError, match="^mixer=linear: must include softmax, delta_rule, which experiment random_keys"
-    ):
+    with pytest.raises(ValueError, match="mixer=linear: must include softmax, delta_rule, which experiment random"):
         claim.claim(["delta", "mixer=linear"])
     with pytest.raises(ValueError, match=r"must include .*, softmax, .* which experiment cost compares"):
         claim.claim(["cost", "mixer=linear,gla"])
