@@ -1,4 +1,7 @@
-"""recall_lab from Python: runs, results, trained models and figures."""
+"""recall_lab from Python: runs, results, trained models and figures.
+
+A folder of the user's own, `config_dir`, is known during the call that it is given to.
+"""
 
 from pathlib import Path
 
@@ -24,15 +27,16 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
 
     Raises ValueError for settings that are impossible or have no effect, RuntimeError where the run failed.
     """
-    try:
-        config = compose(overrides, config_dir, with_hydra=True)
-        refuse(config, parse(overrides))
-        parent = sweep_folder(config)
-    except ERRORS as error:
-        raise ValueError(one_line(error)) from error
-    folders.claim(parent, [str(name) for name in config.select])
-    settings = resolved(config, dict(config.hydra.runtime.choices))
-    runner.execute(settings, parent)
+    with files.using(config_dir):
+        try:
+            config = compose(overrides, with_hydra=True)
+            refuse(config, parse(overrides))
+            parent = sweep_folder(config)
+        except ERRORS as error:
+            raise ValueError(one_line(error)) from error
+        folders.claim(parent, [str(name) for name in config.select])
+        settings = resolved(config, dict(config.hydra.runtime.choices))
+        runner.execute(settings, parent)
     path = parent / folders.identity(settings)
     run = folders.Run(path, folders.status(path))
     if not run.has_rows:
@@ -58,9 +62,7 @@ class OpenRun:
     model   in evaluation mode       table  its rows
     """
 
-    def __init__(self, path: str | Path, config_dir: str | None = None) -> None:
-        if config_dir is not None:
-            files.use(config_dir)
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.config = folders.read_config(self.path)
         workload = build(self.config)
@@ -93,7 +95,8 @@ def open_run(path: str | Path, config_dir: str | None = None) -> OpenRun:
 
     config_dir  the folder with your own task or mixer, where the run has used one
     """
-    return OpenRun(path, config_dir)
+    with files.using(config_dir):
+        return OpenRun(path)
 
 
 def plot(name: str, table: pd.DataFrame, config_dir: str | None = None) -> dict[str, Figure]:
@@ -102,13 +105,12 @@ def plot(name: str, table: pd.DataFrame, config_dir: str | None = None) -> dict[
 
     Raises ValueError where there is no such figure, or where it cannot be imported.
     """
-    if config_dir is not None:
-        files.use(config_dir)
     failed: list[str] = []
-    modules = dict(page.drawing_modules(failed))
-    broken = "".join(f"; {line}" for line in failed)
-    require(name in modules, f"there is no figure {name!r}; there are {', '.join(modules)}{broken}")
-    return dict(modules[name].draw(table))
+    with files.using(config_dir):
+        modules = dict(page.drawing_modules(failed))
+        broken = "".join(f"; {line}" for line in failed)
+        require(name in modules, f"there is no figure {name!r}; there are {', '.join(modules)}{broken}")
+        return dict(modules[name].draw(table))
 
 
 def save_figures(table: pd.DataFrame, folder: str | Path) -> list[Path]:

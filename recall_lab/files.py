@@ -58,6 +58,22 @@ def use_none() -> None:
 
 
 @contextmanager
+def using(config_dir: str | Path | None) -> Iterator[None]:
+    """A context in which the folder is in use (see `use`; None: the one that is), as what was in use is afterwards. Its
+    modules stay on the Python path."""
+    before = list(OWN)
+    if config_dir is not None:
+        use(config_dir)
+    try:
+        yield
+    finally:
+        use_none()
+        for folder in before:
+            OWN.append(folder)
+            os.environ[CONFIG_DIR] = str(folder)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`: moved onto `path` when the block ends, removed when the block raises.
 

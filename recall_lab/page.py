@@ -130,7 +130,8 @@ def pictures(
     prefix: str = "",
 ) -> Iterator[Picture]:
     """Draws and saves the figures of every task whose names begin with one of `wanted`. A figure whose module sets
-    EVERY_TASK is drawn once, from the rows of all tasks.
+    EVERY_TASK is drawn once, from the rows of all tasks. Names of figures begin with that of their module: modules none
+    of whose figures can be wanted draw nothing.
 
     folder  where FILE.png, FILE.svg and FILE.pdf are written; it is created
     chosen  the rows of the runs that the report shows, with their training curves
@@ -141,6 +142,8 @@ def pictures(
     names: set[str] = set()
     files: set[str] = set()
     for module, content in drawing_modules(failed):
+        if not any(module.startswith(name) or name.startswith(module) for name in wanted):
+            continue
         table = every if getattr(content, "EVERY_RUN", False) else chosen
         together = getattr(content, "EVERY_TASK", False)
         for task, part in [("all tasks", table)] if together else table.groupby("task"):

@@ -1,6 +1,7 @@
 """Helpers for tests of figures: tables of invented results, and what a figure shows."""
 
 from collections.abc import Callable, Iterable
+from itertools import combinations
 from types import ModuleType
 from typing import Any
 
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from recall_lab import results
+from recall_lab.figure import layout
 
 Cell = dict[str, Any]
 
@@ -42,10 +44,27 @@ def named(*tables: pd.DataFrame) -> pd.DataFrame:
 
 
 def drawn(module: ModuleType, table: pd.DataFrame) -> dict[str, Figure]:
+    """The module's figures, arranged as they would be written. Their names begin with the module's, by which a claim
+    finds them, and none has tick labels that touch."""
     made = dict(module.draw(table))
-    for figure in made.values():
-        figure.canvas.draw()
+    for name, figure in made.items():
+        layout.arrange(figure)
+        assert touching(figure) == [], name
+        assert name.startswith(module.__name__.rpartition(".")[2])
     return made
+
+
+def touching(figure: Figure) -> list[tuple[str, str]]:
+    """The pairs of visible tick labels, of all panels, whose boxes are less than a pixel apart at 100 per inch."""
+    figure.draw_without_rendering()
+    boxes = []
+    for axis in (axis for ax in panels(figure) for axis in (ax.xaxis, ax.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        labels = [label for tick in ticks if low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]
+        boxes += [(label.get_text(), label.get_window_extent().padded(0.5))
+                  for label in labels if label.get_visible() and label.get_text()]  # fmt: skip
+    return [(one, other) for (one, a), (other, b) in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def panels(figure: Figure) -> list[Axes]:

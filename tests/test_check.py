@@ -1,5 +1,7 @@
 """`recall-lab check`: its lines, its exit status, what it refuses, and reference arrays."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from command_line import shell
 from conftest import golden
 
 from recall_lab.cli import check as command
+from recall_lab.cli.base import parse
 from recall_lab.contract import golden as reference
 from recall_lab.contract import mixer as contract
 from recall_lab.contract import task as task_contract
@@ -85,6 +88,26 @@ def test_the_status_is_one_where_a_check_failed_and_others_go_on(monkeypatch, ca
 def test_what_has_no_effect_is_refused(words, message):
     with pytest.raises(ValueError, match=message):
         command.check(words)
+
+
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("mixer=glob(gated*,exclude=*product)", ["gated_delta", "gated_linear"]),
+        ("mixer.budget=range(1,4)", ["1", "2", "3"]),
+        ("mixer=linear", ["linear"]),
+        ("mixer=glob(x*)", "mixer=glob(x*): there is no such mixer; there are based, "),
+        ("mixer.heads=glob(*)", "mixer.heads=glob(*): glob(…) lists the options of a group, as of mixer"),
+        ("mixer.heads=interval(1,4)", "mixer.heads=interval(1,4): an interval has no list of values"),
+    ],
+)
+def test_values_of_a_sweep(word, found):
+    (override,) = parse([word])
+    if isinstance(found, list):
+        assert command.values(override) == found
+    else:
+        with pytest.raises(ValueError, match=f"^{re.escape(found)}"):
+            command.values(override)
 
 
 def test_golden_arrays_need_a_mixer():

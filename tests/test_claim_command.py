@@ -19,6 +19,20 @@ def test_an_experiment_is_given_the_settings_that_have_an_effect():
         claim.effective(["tasks"], ["oracle.pairs=8"], None)
 
 
+def test_mixers_that_an_experiment_compares_must_be_among_those_given(empty_folder, monkeypatch):
+    """Nothing is started; a superset, and all that a pattern matches, are accepted."""
+    started = []
+    monkeypatch.setattr(claim, "run", lambda jobs, *_: started.extend(jobs) or [])
+    with pytest.raises(ValueError, match="mixer=linear: must include softmax, delta_rule, which experiment random"):
+        claim.claim(["delta", "mixer=linear"])
+    with pytest.raises(ValueError, match=r"must include .*, softmax, .* which experiment cost compares"):
+        claim.claim(["cost", "mixer=linear,gla"])
+    for words in (["equivalence", "mixer=glob(*)"], ["gates", "seed=0"]):
+        with pytest.raises(ValueError, match="no experiment has results"):
+            claim.claim(words)
+    assert [job.name for job in started] == ["equivalence", "selective_gates", "needle_in_noise", "updates"]
+
+
 def test_twice_the_steps_with_one_seed():
     assert claim.twice("beyond_capacity", [], None) == ["seed=0", "train.steps=3600"]
     words = ["size=large", "seed=0,1", "train.steps=50", "mixer=linear"]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from command_line import SERIAL, TINY, recall, run_folders, shell
@@ -114,8 +115,21 @@ def test_a_run_its_probe_and_its_figure(mine, capsys):
     table = rl.load("outputs/main")
     assert set(table.loc[table["metric"] == "own_width", "value"]) == {16, 32}
     (run,) = run_folders("main")
+    files.use_none()
     assert rl.open_run(run, config_dir=mine).model.blocks[0].mixer.factor == 3
     assert list(rl.plot("widths", table, config_dir=mine)) == ["own_widths"]
+    assert (files.OWN, os.environ.get(files.CONFIG_DIR)) == ([], None)  # each was in use during its call only
+
+
+def test_a_folder_in_use_is_so_again_after_a_call_with_another(mine, tmp_path):
+    files.use(mine)
+    before = [Path(mine).absolute()]
+    with pytest.raises(ValueError, match="there is no figure 'nothing'"):
+        rl.plot("nothing", pd.DataFrame(), config_dir=str(tmp_path))
+    assert before == files.OWN
+    with files.using(None):
+        assert before == files.OWN
+    assert os.environ[files.CONFIG_DIR] == str(before[0])
 
 
 def test_a_figure_that_cannot_be_imported_is_named_and_the_others_are_drawn(mine, capsys):

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from tables import drawn, legend, lines, named, note, numbers, panels, scores
 
-from recall_lab.figure import accuracy_by_factor, retrieval, style, tasks, training_curve, updates
+from recall_lab.figure import accuracy_by, retrieval, style, tasks, training, updates
 
 LENGTHS = [{"length": length} for length in (16, 64, 256)]
 
@@ -145,7 +145,7 @@ def test_accuracy_by_age_is_pooled_over_cells():
         for seed in (0, 1)
         for length, age, value, count in ((64, 4.0, 1.0, 90), (128, 4.0, 0.5, 10), (128, 32.0, 0.25, 4))
     ]  # fmt: skip
-    ((name, figure),) = drawn(accuracy_by_factor, named(pd.DataFrame(rows))).items()
+    ((name, figure),) = drawn(accuracy_by, named(pd.DataFrame(rows))).items()
     assert name == "accuracy_by_age_mqar"
     (ax,) = panels(figure)
     assert np.allclose(lines(ax)["linear"].get_ydata(), [0.9, 0.2])
@@ -161,7 +161,7 @@ def test_accuracy_by_rebindings_shows_the_law_of_sums():
          "accuracy_by_rebindings", "rebindings": float(m), "value": 1 / (1 + m), "count": 100}
         for m in range(4)
     ]  # fmt: skip
-    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(rows)))["accuracy_by_rebindings_updates"])
+    (ax,) = panels(drawn(accuracy_by, named(pd.DataFrame(rows)))["accuracy_by_rebindings_updates"])
     law = next(line for line in ax.lines if line.get_linestyle() == "--")
     measured = lines(ax)["linear"]
     assert np.allclose(
@@ -176,7 +176,7 @@ def test_training_curves():
         for run in table[["run", "mixer", "task", "seed"]].drop_duplicates().to_dict("records")
         for step in (1, 2)
     ]
-    ((name, figure),) = drawn(training_curve, named(table, pd.DataFrame(curves))).items()
+    ((name, figure),) = drawn(training, named(table, pd.DataFrame(curves))).items()
     assert name == "training_mqar"
     (ax,) = panels(figure)
     assert [line.get_label() for line in ax.lines] == ["linear", "delta_rule"]
@@ -202,9 +202,9 @@ def test_no_figure_without_rows():
     empty = named(scores("mqar", LENGTHS, lambda mixer, cell: 0.5))[:0]
     for module in (
         retrieval,
-        training_curve,
+        training,
         updates,
-        accuracy_by_factor,
+        accuracy_by,
     ):
         assert list(module.draw(empty)) == []
 
@@ -224,9 +224,9 @@ def test_bins_that_differ_from_cell_to_cell_are_pooled():
     facts = {"run": "a", "mixer": "linear", "task": "mqar", "seed": 0, "split": "probe"}
     ages = [(3.0, 1.0), (13.9, 1.0), (14.1, 0.0)]
     rows = [{**facts, "metric": "accuracy_by_age", "age": age, "value": value, "count": 60} for age, value in ages]
-    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(rows)))["accuracy_by_age_mqar"])
+    (ax,) = panels(drawn(accuracy_by, named(pd.DataFrame(rows)))["accuracy_by_age_mqar"])
     assert np.allclose(lines(ax)["linear"].get_xdata(), [3, 14])
     assert np.allclose(lines(ax)["linear"].get_ydata(), [1, 0.5])
     depths = [{**facts, "metric": "accuracy_by_depth", "depth": d, "value": d, "count": 60} for d in (0, 0.25, 1)]
-    (ax,) = panels(drawn(accuracy_by_factor, named(pd.DataFrame(depths)))["accuracy_by_depth_mqar"])
+    (ax,) = panels(drawn(accuracy_by, named(pd.DataFrame(depths)))["accuracy_by_depth_mqar"])
     assert np.allclose(lines(ax)["linear"].get_ydata(), [0, 0.25, 1])

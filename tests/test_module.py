@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from recall_lab import results, train
 from recall_lab.cli import check
 from recall_lab.mixer.adapters import Attention, Recurrent
-from recall_lab.mixer.layer import AnyTrace, LayerTrace
+from recall_lab.mixer.layer import AnyTrace, LayerTrace, made_with
 from recall_lab.mixer.module import Module
 from recall_lab.model import Model
 from recall_lab.probe import base as probing
@@ -161,7 +161,11 @@ def test_the_check_leaves_mode_random_numbers_and_gradients_alone():
         (partial(Recurrent, cell="GRUU"), "mixer.layer=Recurrent cannot be made: cell='GRUU': must be one of RNN, GRU"),
         (partial(Attention, heads=3), "mixer.layer=Attention cannot be made: heads=3: must divide d_model=8"),
         (partial(Averaged, hiden_size=8), "mixer.layer=Averaged cannot be made: .*hiden_size"),
-        (nn.MultiheadAttention, "mixer.layer=MultiheadAttention cannot be made: .*num_heads"),
+        (nn.GRU, r"mixer.layer=GRU cannot be made: .*input_size.*; use \+mixer\.layer\.cell=GRU alone"),
+        (
+            partial(nn.MultiheadAttention, num_heads=2),
+            "takes three inputs.*; use mixer.*adapters.Attention, ",
+        ),
         (dict, "mixer.layer=dict: must make a torch.nn.Module"),
     ],
 )
@@ -172,7 +176,7 @@ def test_a_layer_that_cannot_be_made_is_named(make, message):
 
 def test_the_width_is_passed_under_the_layers_own_name_unless_it_is_given():
     assert module(Averaged).inner.proj.in_features == 8
-    assert module(partial(nn.MultiheadAttention, num_heads=2)).inner.embed_dim == 8
+    assert made_with(partial(nn.MultiheadAttention, num_heads=2), 8).embed_dim == 8
     assert module(partial(Averaged, hidden_size=4)).inner.proj.in_features == 4
 
 

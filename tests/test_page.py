@@ -15,6 +15,7 @@ from sweep_folder import write
 from tables import named, scores
 
 from recall_lab import figure, page, report
+from recall_lab.figure import frontier, retrieval, tasks
 
 FIGURES = [m.name for m in pkgutil.iter_modules(figure.__path__)
            if "def draw(" in Path(figure.__path__[0], f"{m.name}.py").read_text("utf-8")]  # fmt: skip
@@ -126,3 +127,14 @@ def test_a_figure_of_several_tasks_is_drawn_once(tmp_path):
     failed = []
     found = [picture.name for picture in page.pictures(tmp_path, table, table, failed, ["retrieval", "tasks"])]
     assert (found, failed) == (["retrieval_mqar", "retrieval_updates", "tasks"], [])
+
+
+def test_only_what_is_wanted_is_drawn(tmp_path, monkeypatch):
+    """By the beginning of a name or by one that goes on with the task."""
+    table = named(scores("mqar", [{"length": length} for length in (16, 32)], lambda mixer, cell: 0.5))
+    drawing = []
+    for module in (retrieval, tasks, frontier):
+        monkeypatch.setattr(module, "draw", lambda table, name=module.__name__: (drawing.append(name), iter(()))[1])
+    for wanted in (["retrieval_mqar"], ["ret", "task"]):
+        assert list(page.pictures(tmp_path, table, table, [], wanted)) == []
+    assert drawing == [retrieval.__name__, retrieval.__name__, tasks.__name__]

@@ -1,4 +1,4 @@
-"""The task, the mixer and the commands shown in the README work."""
+"""What the README and docs/extending.md show works: files of one's own, and commands."""
 
 import importlib
 import re
@@ -15,13 +15,13 @@ from recall_lab.folders import read_config
 from recall_lab.mixer.base import Trace
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+TEXT = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/extending.md"))
 FILES = dict(re.findall(r"^`(mine/\S+)`:\n\n```\w+\n(.*?)^```", TEXT, re.S | re.M))
 
 
 @pytest.fixture
 def mine(empty_folder, tmp_path, monkeypatch):
-    """The files shown in the README, written to a folder that is on the Python path."""
+    """The files shown, written to a folder that is on the Python path."""
     for name, content in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,12 +30,24 @@ def mine(empty_folder, tmp_path, monkeypatch):
     return tmp_path / "mine"
 
 
-def test_the_readme_shows_these_files():
+def test_these_files_are_shown():
     own = {"mine/reversal.py", "mine/task/reversal.yaml", "mine/leaky.py", "mine/mixer/leaky.yaml"}
     claim = {"mine/longer.py", "mine/claim/longer.yaml"}
     probe = {"mine/overlap.py", "mine/probe/overlap.yaml", "mine/figure/overlap.py"}
     cache = {"mine/dilated.py", "mine/mixer/dilated.yaml"}
     assert set(FILES) == {*own, *claim, *probe, *cache, "mine/gated.py", "mine/schedule/halving.yaml"}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/extending.md"])
+def test_links_lead_to_files_and_headings(name):
+    page = ROOT / name
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text("utf-8"))
+    assert links or name == "CONTRIBUTING.md"
+    for file, heading in links:
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.M) if heading else []
+        assert heading in {"", *(text.lower().replace(" ", "-") for text in headings)}
 
 
 def test_the_task_and_the_mixer_fulfil_the_contract(mine, capsys):
@@ -128,13 +140,13 @@ def test_the_model_has_the_mlp_that_it_shows(mine):
 
 @pytest.mark.slow
 def test_the_commands_for_own_files(mine):
-    """As shown in the README, but with tiny settings, after a run to be probed. A memory card would take minutes."""
+    """As shown, but with tiny settings, after a run to be probed. A memory card would take minutes."""
     commands = [
         line.partition("#")[0]
         for line in re.findall(r"^recall-lab (.* --config-dir mine .*)$", TEXT, re.M)
         if not line.startswith("card ")
     ]
-    verbs = ["run", "show", "check", "run", "show", "check", "probe", "run", "run"]
+    verbs = ["show", "check", "run", "show", "check", "run", "show", "check", "probe", "run", "run", "run"]
     assert [line.split()[0] for line in commands] == verbs
     small = ["train.steps=3", "train.validation_sequences=4", "test.tokens=64", "test.sequences=2", "task.length=32"]
     for line in ["run name=mine", *commands]:

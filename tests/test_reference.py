@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tables import touching
 
 import recall_lab as rl
 from recall_lab.claim.base import Estimate, effect
+from recall_lab.figure import layout
 from recall_lab.files import CONF
 
 FOLDER = CONF.parent / "outputs" / "reference"
@@ -74,9 +76,13 @@ def marks(svg: str) -> tuple[str, list[str], np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in TABLES if path.parent.name != "claim"], ids=lambda p: p.parent.name)
-def test_the_figures_are_drawn_from_the_table(path, tmp_path):
-    """Except for training curves, which are not in it."""
+def test_the_figures_are_drawn_from_the_table(path, tmp_path, monkeypatch):
+    """Except for training curves, which are not in it. No tick labels touch."""
+    arranged = []
+    monkeypatch.setattr(layout, "arrange", lambda made, arrange=layout.arrange: (arrange(made), arranged.append(made)))
     drawn = {made.stem for made in rl.save_figures(pd.read_parquet(path), tmp_path)}
+    assert len(arranged) == len(drawn)
+    assert [found for made in arranged for found in touching(made)] == []
     shown = {file.stem: file for file in path.parent.rglob("*.svg") if not file.stem.startswith("training_")}
     assert set(shown) <= drawn
     assert shown

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from conftest import names
 from matplotlib.colors import to_hex, to_rgb
+from tables import touching
 
 from recall_lab.figure import base, layout, legends, style
 
@@ -212,6 +213,36 @@ def test_labels_that_would_overlap_are_blank(width, labels):
         made.draw_without_rendering()
     assert " ".join(label.get_text() for label in axes[0, 0].get_xticklabels() if label.get_text()) == labels
     assert list(axes[0, 0].get_xticks()) == [256, 512, 1024, 2048, 4096]
+
+
+def test_labels_of_a_linear_axis_that_would_touch_are_blank():
+    """Of unevenly spaced ticks the ends are kept, then each that leaves room for the widest label."""
+    with style.style():
+        made, axes = style.grid(1, 2, 2.0, width=3.3)
+        for ax in axes[0]:
+            style.number_axis(ax, [0, 2, 4, 8, 16, 32, 48], "updates")
+            ax.set_xlim(-1, 49)
+        assert touching(made)
+        layout.arrange(made)
+        assert touching(made) == []
+    shown = [label.get_text() for label in axes[0, 0].get_xticklabels()]
+    assert shown == ["0", "", "", "8", "16", "32", "48"]
+    assert list(axes[0, 0].get_xticks()) == [0, 2, 4, 8, 16, 32, 48]
+
+
+def test_labels_of_minor_ticks_give_way_and_a_common_factor_stays():
+    """A logarithmic y axis of less than two decades labels its minor ticks too."""
+    with style.style():
+        made, axes = style.grid(1, 2, 1.2)
+        axes[0, 0].set(yscale="log", ylim=(2e-5, 7e-4))
+        axes[0, 1].set(ylim=(0, 3e6), yticks=np.arange(0, 3.01e6, 2.5e5))
+        assert touching(made)
+        layout.arrange(made)
+        assert touching(made) == []
+        axis = axes[0, 0].yaxis
+        assert [label.get_text() for label in axis.get_majorticklabels()][1] == r"$\mathdefault{10^{-4}}$"
+        assert any(label.get_text() for label in axis.get_minorticklabels())
+        assert axes[0, 1].yaxis.get_major_formatter().get_offset() == "1e6"
 
 
 def test_panels_with_a_common_axis_keep_its_labels():

@@ -5,12 +5,13 @@ from itertools import product
 from typing import Any
 
 import hydra
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 from omegaconf import OmegaConf
 
 from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, part_of
 from recall_lab.contract.base import Finding, examine, raised
+from recall_lab.files import searched
 from recall_lab.messages import print_line
 
 WIDTH = 16
@@ -54,14 +55,28 @@ def combinations(overrides: Sequence[Override]) -> Iterator[list[str]]:
     """Every combination of the values of the overrides, as words without a sweep; none for no overrides."""
     if not overrides:
         return
-    values = [
+    for chosen in product(*map(values, overrides)):
+        yield [f"{o.get_key_element()}={value}" for o, value in zip(overrides, chosen, strict=True)]
+
+
+def values(override: Override) -> list[str]:
+    """The values of an override, as words: several for a sweep. Raises ValueError for a sweep that lists none."""
+    value, key = override.value(), override.key_or_group
+    if isinstance(value, Glob):
+        names = sorted({path.stem for folder in searched() for path in (folder / key).glob("*.yaml")})
+        require(bool(names), f"{override.input_line}: glob(…) lists the options of a group, as of mixer; {key} is none")
+        found = value.filter(names)
+        require(bool(found), f"{override.input_line}: there is no such {key}; there are {', '.join(names)}")
+        return found
+    require(
+        not isinstance(value, IntervalSweep),
+        f"{override.input_line}: an interval has no list of values; give them one by one, or range(start,stop,step)",
+    )
+    return (
         list(override.sweep_string_iterator())
         if override.is_sweep_override()
         else [override.get_value_element_as_str()]
-        for override in overrides
-    ]
-    for chosen in product(*values):
-        yield [f"{o.get_key_element()}={value}" for o, value in zip(overrides, chosen, strict=True)]
+    )
 
 
 def _print(title: str, findings: Iterable[Finding]) -> bool:

@@ -13,6 +13,7 @@ from recall_lab import fairness, folders, page, results
 from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
 from recall_lab.cli.base import compose, parse
+from recall_lab.cli.check import values
 from recall_lab.cli.experiments import Job, Measured, collect, effective, measured, options, rows_of, run
 from recall_lab.files import replacing, searched, use
 from recall_lab.messages import print_error, print_line
@@ -55,7 +56,8 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
     judgement raises an exception is named in the report, and the others are judged.
 
     The exit status is 0 whatever the verdict, and 1 if a run or a judgement failed or a measurement is missing.
-    Raises ValueError for an unknown claim, and for a setting that has no effect in any experiment.
+    Raises ValueError for an unknown claim, for a setting that has no effect in any experiment, and for a choice of
+    mixers without some that an experiment compares.
     """
     words = list(words)
     settings = [word for word in words if "=" in word]
@@ -178,10 +180,23 @@ def _run(claims: dict[str, Claim], settings: list[str], folder: Path, config_dir
     """Runs every experiment once. Returns one line for each that failed."""
     jobs = []
     for experiment, words in effective(_experiments(claims), settings, config_dir).items():
+        _refuse_fewer_mixers(experiment, words, config_dir)
         jobs.append(Job(experiment, experiment, words))
         if any(experiment in claim.to_the_end for claim in claims.values()):
             jobs.append(Job(f"{experiment}{TWICE}", experiment, twice(experiment, words, config_dir)))
     return run(jobs, folder, config_dir)
+
+
+def _refuse_fewer_mixers(experiment: str, settings: Sequence[str], config_dir: str | None) -> None:
+    """Raises ValueError for a choice of mixers without some that the experiment is there to compare."""
+    for override in parse(settings):
+        if override.key_or_group == "mixer":
+            hydra_part = compose([f"experiment={experiment}"], config_dir, with_hydra=True).hydra
+            own = (hydra_part.sweeper.params or {}).get("mixer", hydra_part.runtime.choices.mixer)
+            (compared,) = parse([f"mixer={own}"])
+            missing = [name for name in values(compared) if name not in values(override)]
+            names = ", ".join(missing)
+            require(not missing, f"{override.input_line}: must include {names}, which experiment {experiment} compares")
 
 
 def twice(experiment: str, settings: Sequence[str], config_dir: str | None) -> list[str]:

@@ -1,4 +1,7 @@
-"""Figures: each module draws from a table, with a function `draw` that yields names and figures."""
+"""Figures: each module draws from a table, with a function `draw` that yields names and figures.
+
+The names begin with that of the module, so that a claim or a card that names a figure has only its module draw.
+"""
 
 import pkgutil
 

@@ -3,6 +3,7 @@
 from functools import cache
 
 import numpy as np
+import pandas as pd
 
 from recall_lab.task.mqar import MQAR
 from recall_lab.theory import budget
@@ -11,6 +12,13 @@ CELL = ["task.vocab", "task.length", "task.pairs", "task.gap_exponent"]
 CONVOLUTION, BUDGET = "mixer.short_conv", "mixer.budget"
 SEQUENCES = 8000
 """Number of sequences per cell that the law is averaged over: its standard error is at most .003 with 4 pairs."""
+
+
+def windows(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows that the law applies to: one layer with a sliding window, on mqar. Empty where a column is missing."""
+    if not {*CELL, CONVOLUTION, BUDGET, "mixer", "task", "model.layers"} <= set(table):
+        return table[:0]
+    return table[(table["mixer"] == "window") & (table["task"] == "mqar") & (table["model.layers"] == 1)]
 
 
 def law(facts: dict[str, float]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recall_lab.figure import base, legends, style
-from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law
+from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law, windows
 from recall_lab.results import SCORES, average
 
 PUBLISHED = {
@@ -115,17 +115,13 @@ def _cells(rows: pd.DataFrame) -> set[tuple[float, ...]]:
 def _coverage(rows: pd.DataFrame) -> pd.DataFrame:
     """The coverage law between the smallest and the largest budget of a series: columns elements, early, late (see
     `coverage.law`), averaged over its cells. Empty where the law does not apply."""
-    needed = {*CELL, CONVOLUTION, BUDGET, "model.layers"}
-    if (
-        not needed <= set(rows)
-        or {*rows["mixer"]} != {"window"}
-        or {*rows["task"], *rows["model.layers"]} != {"mqar", 1}
-    ):
+    rows = windows(rows)
+    if rows.empty:
         return pd.DataFrame()
     known = rows.groupby(BUDGET)["elements"].first()
-    windows = np.unique(np.geomspace(known.index.min(), known.index.max(), 40).round())
+    sizes = np.unique(np.geomspace(known.index.min(), known.index.max(), 40).round())
     cells = rows[[*CELL, CONVOLUTION]].drop_duplicates().to_dict("records")
-    means = [np.mean([law({**cell, BUDGET: w}) for cell in cells], axis=0) for w in windows]
+    means = [np.mean([law({**cell, BUDGET: w}) for cell in cells], axis=0) for w in sizes]
     # The state grows by the same amount with every token of the cache.
-    elements = np.interp(windows, known.index, known)
+    elements = np.interp(sizes, known.index, known)
     return pd.DataFrame({"elements": elements, "early": np.array(means)[:, 0], "late": np.array(means)[:, 1]})

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from recall_lab.figure import base, legends, style
-from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law
+from recall_lab.figure.coverage import BUDGET, CELL, CONVOLUTION, law, windows
 from recall_lab.results import summarise
 
 
@@ -21,9 +21,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     read at the position of the value or, through a convolution of width c, up to c − 2 positions later. A trained model
     is therefore between the law at w and the law at w + c − 2 (band). Bars: interval over seeds.
     """
-    if not {*CELL, CONVOLUTION, BUDGET, "model.layers"} <= set(table):
-        return
-    table = table[(table["mixer"] == "window") & (table["task"] == "mqar") & (table["model.layers"] == 1)]
+    table = windows(table)
     if table.empty:
         return
     points = summarise(base.along(table, BUDGET, CONVOLUTION), ["series", CONVOLUTION, BUDGET, *CELL], ("accuracy",))
@@ -57,10 +55,10 @@ def _column(above: Axes, below: Axes, part: pd.DataFrame, colours: dict[tuple[fl
         if own.empty:
             continue
         facts = dict(zip(CELL, cell, strict=True)) | {CONVOLUTION: own[CONVOLUTION].iloc[0]}
-        windows = np.unique(np.geomspace(own[BUDGET].min(), own[BUDGET].max(), 40).round())
-        early, late = np.array([law(facts | {BUDGET: w}) for w in windows]).T
-        above.plot(windows, early, color=colour, linewidth=1)
-        above.fill_between(windows, early, late, color=colour, alpha=0.18, linewidth=0)
+        sizes = np.unique(np.geomspace(own[BUDGET].min(), own[BUDGET].max(), 40).round())
+        early, late = np.array([law(facts | {BUDGET: w}) for w in sizes]).T
+        above.plot(sizes, early, color=colour, linewidth=1)
+        above.fill_between(sizes, early, late, color=colour, alpha=0.18, linewidth=0)
         error = [own["mean"] - own["low"], own["high"] - own["mean"]]
         expected = [law(facts | {BUDGET: w})[0] for w in own[BUDGET]]
         for ax, x in ((above, own[BUDGET]), (below, expected)):

@@ -62,3 +62,9 @@ class Attention(Layer):
 
     def initial_state(self, batch: int = 1) -> State:
         return {"x": next(self.parameters()).new_zeros(batch, 0, self.d_model)}
+
+
+ADAPTED = {nn.MultiheadAttention: "mixer.layer._target_=recall_lab.mixer.adapters.Attention"} | {
+    getattr(nn, cell): f"+mixer.layer.cell={cell} alone" for cell in CELLS
+}
+"""Layer of torch.nn → the option that gives it the right shapes, a mask and a state."""
