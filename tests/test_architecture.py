@@ -38,6 +38,7 @@ WITHOUT_TORCH = (
     "series",
     "families",
     "sweep",
+    "search",
     "times",
     "overview",
     "workers",

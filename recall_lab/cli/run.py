@@ -58,6 +58,8 @@ class Preflight(Callback):
             overrides = parse(list(config.hydra.overrides.task))  # a list, because reading an item can raise
             swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
             _refuse_swept([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
+            searched = config.hydra.runtime.choices["hydra/sweeper"] == "optuna"
+            require(config.hydra.mode != RunMode.RUN or not searched, "hydra/sweeper=optuna has no effect without -m")
             refuse(config, overrides)
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
