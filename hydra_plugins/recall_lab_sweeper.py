@@ -25,6 +25,11 @@ class Unfinished(BasicSweeper):
 
         assert self.hydra_context is not None
         assert self.config is not None
+        for override in overrides:
+            if override.is_interval_sweep():
+                raise ValueError(
+                    f"{override.input_line}: give a list of values, or search it with hydra/sweeper=optuna"
+                )
         (every,) = super().split_arguments(overrides, None)
         found = plan.jobs(self.hydra_context.config_loader, self.config, every)
         if Preflight.sweep is None:  # --dry-run

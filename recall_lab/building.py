@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import logging
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import hydra
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from recall_lab.checks import require, whole_number
 from recall_lab.folders import Config
+from recall_lab.logger.base import Logger
 from recall_lab.messages import one_line
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.layer import Layer
@@ -37,6 +38,7 @@ KINDS: dict[str, type] = {
     "oracle": Oracle,
     "optimizer": Optimizer,
     "schedule": LRScheduler,
+    "logger": Logger,
 }
 """The class that each part's `_target_` must be, or return; for a probe: a function of trace or model."""
 
@@ -67,6 +69,17 @@ def check(config: Config) -> None:
     """
     whole_number("threads", config["threads"])
     build(config).check()
+
+
+def loggers(configs: Iterable[Any]) -> list[Logger]:
+    """The loggers that the setting `logger` of a run describes. Raises what `build` raises."""
+    configs = list(configs)
+    for config in configs:
+        require(
+            isinstance(config, dict) and "_target_" in config, f"logger: {config} has no _target_, so it is no Logger"
+        )
+        check_targets("logger", config)
+    return [hydra.utils.instantiate(config, _convert_="all") for config in configs]
 
 
 def check_targets(part: str, config: Any) -> None:

@@ -54,7 +54,7 @@ Row = dict[str, Any]
 REPLICATES = ("seed", "data_seed")
 """Settings that make another run of the same condition."""
 
-CIRCUMSTANCES = ("name", "root", "report", "size", "select", "device", "threads", "deterministic",
+CIRCUMSTANCES = ("name", "root", "report", "size", "select", "logger", "device", "threads", "deterministic",
                  "choice.task", "choice.mixer", "train.keep")  # fmt: skip
 """Settings that no result depends on. `size` only chooses other settings, and `choice` only names them."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from recall_lab import fairness, folders, page, results
+from recall_lab import fairness, folders, page, results, search
 from recall_lab.figure import style
 from recall_lab.page import attempt
 from recall_lab.series import setting_columns
@@ -91,6 +91,7 @@ def make(folder: Path, sweeps: Sequence[Path] = (), command: str = "") -> Report
         "missing": missing,
         "gaps": gaps,
         "notes": notes,
+        "searches": next(attempt(failed, "searches", _searches, sources), None),
         "training": next(attempt(failed, "training", _training, chosen, table), None),
         "failed": failed,
         "pictures": pictures,
@@ -203,6 +204,13 @@ def _training(chosen: pd.DataFrame, table: pd.DataFrame) -> Iterator[pd.DataFram
         both = pd.DataFrame({"best train.lr": words, "of": tried}).reset_index()
         shown = shown.merge(both, on=["task", "series"], how="outer").fillna("")
     yield shown.loc[sorted(shown.index, key=lambda i: (shown["task"][i], style.rank(shown["series"][i])))]
+
+
+def _searches(sources: Sequence[Path]) -> Iterator[pd.DataFrame]:
+    """Yields one table, if there are searches: the best trial of each."""
+    found = search.best_trials(sources)
+    if not found.empty:
+        yield found
 
 
 def _settings(table: pd.DataFrame, varying: bool) -> pd.DataFrame:

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from recall_lab import machine, workers
-from recall_lab.building import build
+from recall_lab.building import build, loggers
 from recall_lab.checkpoint import load
 from recall_lab.files import write_json
 from recall_lab.folders import FORMAT, Busy, Config, identity, locked, status, title, write_config
+from recall_lab.logger.base import Point, recording
 from recall_lab.messages import one_line, print_line
 from recall_lab.provenance import provenance
 from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current
@@ -189,31 +190,36 @@ def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
     device = machine.prepare(config["device"], config["threads"], config["deterministic"], attempt.job)
     attempt.facts["device"] = str(device)
     workload = build(config)
-    _refuse_damaged(attempt.run / "checkpoint.pt")
+    curve = _saved_curve(attempt.run / "checkpoint.pt")
 
     def advance(point: Scores) -> None:
         stop.trained = float(point["seconds"])
         attempt.progress.facts["accuracy"] = point["accuracy"]
         attempt.note("running")
+        logs.point(point)
 
     def progress(phase: str, done: int, total: int) -> None:
         if attempt.progress(phase, done, total):
             with contextlib.suppress(OSError):  # a full disk ends the run where it would lose something
                 attempt.note("running")
 
-    outcome = workload.run(Workspace(attempt.run, device, advance, stop, progress))
-    write_json(attempt.run / "rows.json", {"format": FORMAT, "rows": outcome.rows})
+    with recording(loggers(config.get("logger", [])), config, attempt.run, curve) as logs:
+        outcome = workload.run(Workspace(attempt.run, device, advance, stop, progress))
+        write_json(attempt.run / "rows.json", {"format": FORMAT, "rows": outcome.rows})
+        logs.table(outcome.rows)
     return outcome
 
 
-def _refuse_damaged(checkpoint: Path) -> None:
-    """Deletes a checkpoint that cannot be read, so that the run does not fail."""
+def _saved_curve(checkpoint: Path) -> list[Point]:
+    """The points of the training curve in the checkpoint. One that cannot be read is deleted, so that the run does not
+    fail."""
     if checkpoint.exists():
         try:
-            load(checkpoint, torch.device("cpu"))
+            return list(load(checkpoint, torch.device("cpu")).get("curve", []))
         except ValueError as error:
             log.warning("%s; it is deleted, and training starts from the beginning", str(error).partition(";")[0])
             checkpoint.unlink()
+    return []
 
 
 class StopSignal:

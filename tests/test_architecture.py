@@ -19,6 +19,7 @@ import pytest
 from conftest import CONF, config, names
 from omegaconf import OmegaConf
 
+from recall_lab.logger.base import Logger
 from recall_lab.mixer.layer import Layer
 from recall_lab.model import Model
 from recall_lab.task.base import Task
@@ -37,6 +38,7 @@ WITHOUT_TORCH = (
     "series",
     "families",
     "sweep",
+    "search",
     "times",
     "overview",
     "workers",
@@ -174,7 +176,9 @@ def test_a_mechanism_is_short(path):
     assert code_lines(path) <= MECHANISM_LINES
 
 
-@pytest.mark.parametrize("group", [group for group in ("task", "mixer", "probe", "claim") if (CONF / group).is_dir()])
+@pytest.mark.parametrize(
+    "group", [group for group in ("task", "mixer", "probe", "claim", "logger") if (CONF / group).is_dir()]
+)
 def test_conf_mirrors_the_package(group):
     """Every yaml has a module of the same name; a module without a yaml is imported by others of its folder."""
     modules = {path.stem for path in (PACKAGE / group).glob("*.py")} - {"__init__"}
@@ -199,11 +203,12 @@ def resolve(target: str) -> Callable[..., Any]:
 
 def composed(group: str, name: str) -> dict[str, Any]:
     """The configuration of one option of a group."""
-    chosen = config(f"{group}=[{name}]" if group == "probe" else f"{group}={name}")[group]
-    return OmegaConf.to_container(chosen[name] if group == "probe" else chosen, resolve=True)
+    several = group in ("probe", "logger")
+    chosen = config(f"{group}=[{name}]" if several else f"{group}={name}")[group]
+    return OmegaConf.to_container(chosen[name] if several else chosen, resolve=True)
 
 
-OPTIONS = [(group, name) for group in ("task", "mixer", "probe", "oracle") for name in names(group)]
+OPTIONS = [(group, name) for group in ("task", "mixer", "probe", "oracle", "logger") for name in names(group)]
 
 
 @pytest.mark.parametrize(("group", "name"), [option for option in OPTIONS if option[0] != "oracle"])
@@ -213,7 +218,7 @@ def test_target_matches_its_yaml_name(group, name):
     module, _, made = target.rpartition(".")
     assert module == f"recall_lab.{group}.{name}"
     assert made.lower().replace("_", "") == name.replace("_", "")
-    kind = {"task": Task, "mixer": Layer}.get(group)
+    kind = {"task": Task, "mixer": Layer, "logger": Logger}.get(group)
     found = resolve(target)
     assert issubclass(found, kind) if kind and isinstance(found, type) else inspect.isfunction(found)
 

@@ -26,7 +26,7 @@ SIZES = ("small", "large")
 PLACEMENT = ("name", "root")
 """The settings that determine the folder of a sweep."""
 
-GENERAL = (*PLACEMENT, "report", "skip_invalid", "select", "device", "threads", "deterministic")
+GENERAL = (*PLACEMENT, "report", "skip_invalid", "select", "logger", "device", "threads", "deterministic")
 """Settings that every kind of run uses."""
 
 RATES = Path(__file__).parents[1] / "rates.yaml"
@@ -144,7 +144,10 @@ def resolved(config: DictConfig, choices: dict[str, Any]) -> Config:
     task = choices["task"] if "task" in settings else "oracle"
     if "train" in settings and settings["train"].get("lr") == STUDIED:
         settings["train"]["lr"] = studied_rate(task, str(choices["mixer"]))
+    loggers = OmegaConf.to_container(config.logger, resolve=True) if config.logger else {}
+    assert isinstance(loggers, dict)
     circumstances = {
+        **({"logger": list(loggers.values())} if loggers else {}),
         "device": config.device,
         "threads": config.threads,
         "deterministic": config.deterministic,
@@ -188,6 +191,7 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
     """
     refuse_twice(overrides)
     _refuse_unknown(config)
+    _check_loggers(config)
     flag("report", config.report)
     flag("skip_invalid", config.skip_invalid)
     flag("deterministic", config.deterministic)
@@ -205,6 +209,18 @@ def refuse(config: DictConfig, overrides: list[Override]) -> None:
             _refuse_ineffective(config, set(chosen))
         except ValueError as error:
             raise ValueError(f"experiment={path.stem}: {error}") from error
+
+
+def _check_loggers(config: DictConfig) -> None:
+    """Raises ValueError where a logger is impossible, or what it needs is not installed."""
+    for name, part in (config.logger or {}).items():
+        from recall_lab.building import loggers
+
+        (logger,) = loggers([OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part])
+        try:
+            logger.check()
+        except ValueError as error:
+            raise ValueError(f"logger={name}: {error}") from error
 
 
 def no_effect(config: DictConfig, key: str) -> str:

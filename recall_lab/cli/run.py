@@ -57,7 +57,9 @@ class Preflight(Callback):
             HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
             overrides = parse(list(config.hydra.overrides.task))  # a list, because reading an item can raise
             swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
-            _refuse_placement([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
+            _refuse_swept([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
+            searched = config.hydra.runtime.choices["hydra/sweeper"] == "optuna"
+            require(config.hydra.mode != RunMode.RUN or not searched, "hydra/sweeper=optuna has no effect without -m")
             refuse(config, overrides)
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
@@ -80,7 +82,9 @@ class Preflight(Callback):
     on_multirun_start = on_run_start
 
 
-def _refuse_placement(swept: list[str]) -> None:
+def _refuse_swept(swept: list[str]) -> None:
+    """Raises ValueError for a sweep over a setting that does not distinguish the runs of a sweep."""
+    require("logger" not in swept, "a sweep over logger would do no run twice; give a list: logger=[tensorboard,wandb]")
     for key in swept:
         require(
             key not in PLACEMENT,
