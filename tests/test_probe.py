@@ -124,7 +124,7 @@ def test_every_configured_probe_runs_on_a_model(rng):
     model = Model(vocab=32, mixer=makers, d_model=16, layers=2, mlp=0.0)
     batch = MQAR(vocab=32, length=64, pairs=4).sample(8, rng)
     configured = config(f"probe=[{','.join(names('probe'))}]", "probe.cost.lengths=[16,32]", "probe.cost.timed=false",
-                        "probe.dynamic_access.subsets=[2]", "probe.state_retention.state_rank=true")  # fmt: skip
+                        "probe.dynamic_access.subsets=[2]", "probe.dynamic_access.draws=1")  # fmt: skip
     probes = [instantiate(configured.probe[name], _convert_="all") for name in names("probe")]
     rows = base.run(probes, model, batch, rng)
     assert {row["probe"] for row in rows} == set(names("probe"))
