@@ -93,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
     card.add_argument("--collect", nargs="+", metavar="FOLDER", default=[], help=collect)
     report = verb("report", "make the table, figures and report.html of a sweep's folder again, or of several together")
     report.add_argument("folders", nargs="+", metavar="FOLDER")
+    for one in (report, claim):
+        one.add_argument("--csv", action="store_true", help="also write the table as table.csv and settings.csv")
     report.add_argument("--to", metavar="FOLDER", help="where to write it; of several sweeps A and B by default: A+B")
     status = verb("status", "state, progress, accuracy, time left and size of every run of a sweep")
     status.add_argument("folder")
@@ -119,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
 def _verb(chosen: argparse.Namespace) -> int:
     """Runs the verb of the command line, and returns the exit status."""
     if chosen.verb == "report":
-        return _report(chosen.folders, chosen.to)
+        return _report(chosen.folders, chosen.to, chosen.csv)
     if chosen.verb == "status":
         from recall_lab.cli import status
 
@@ -137,7 +139,7 @@ def _verb(chosen: argparse.Namespace) -> int:
     if chosen.verb == "claim":
         from recall_lab.cli import claim
 
-        return claim.claim(chosen.words, chosen.config_dir)
+        return claim.claim(chosen.words, chosen.config_dir, chosen.csv)
     if chosen.verb == "card":
         from recall_lab.cli import card
 
@@ -165,7 +167,7 @@ def _verb(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _report(sweeps: list[str], to: str | None) -> int:
+def _report(sweeps: list[str], to: str | None, csv: bool) -> int:
     import shlex
     from pathlib import Path
 
@@ -174,10 +176,10 @@ def _report(sweeps: list[str], to: str | None) -> int:
     paths = [Path(sweep) for sweep in sweeps]
     folder = report.beside(paths) if to is None else Path(to)
     if {path.resolve() for path in paths} == {folder.resolve()}:
-        made = report.make(paths[0])
+        made = report.make(paths[0], csv=csv)
     else:
         options = [] if to is None else ["--to", to]
-        made = report.make(folder, paths, shlex.join(["recall-lab", "report", *sweeps, *options]))
+        made = report.make(folder, paths, shlex.join(["recall-lab", "report", *sweeps, *options]), csv)
     print(made.text)
     return 1 if made.failed else 0
 

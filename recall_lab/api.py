@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from recall_lab import checkpoint, files, folders, machine, page, results, runner
+from recall_lab import checkpoint, files, folders, machine, page, results, runner, table_files
 from recall_lab.building import build
 from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
@@ -48,11 +48,16 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
 
 def load(*sweeps: str | Path) -> pd.DataFrame:
     """The table of all runs in the folders of one or several sweeps that have results (see `recall_lab.results`). A run
-    that is in several counts once, the newer one.
+    that is in several counts once, the newer one. A single folder may also hold a report without runs, as that of
+    claims or of several sweeps: then its table.parquet is read, with the settings beside it.
 
     Raises folders.ForeignFolder, a ValueError, where there are none.
     """
-    return results.collect(*map(Path, sweeps))
+    first, *others = map(Path, sweeps)
+    runs = folders.runs(first) if (first / folders.MARK).exists() else []
+    if not others and not runs and (first / "table.parquet").exists():
+        return table_files.read(first)
+    return results.collect(first, *others)
 
 
 class OpenRun:

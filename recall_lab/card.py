@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from recall_lab import folders, results
+from recall_lab import folders, results, table_files
 from recall_lab.checks import require
 from recall_lab.files import OWN as OWN_FOLDERS
 from recall_lab.messages import short
@@ -25,7 +25,7 @@ SPEC = Path(__file__).with_name("card.yaml")
 TABLE = Path(__file__).with_name("card.parquet")
 """The results of the built-in mechanisms; `recall-lab card --collect` writes this file."""
 
-UNUSED = ("singular_value", "loss_bits", "tokens", "sequences", "steps", "solved")
+UNUSED = ("singular_value", "loss_bits", "tokens", "scored_tokens", "sequences", "steps", "solved")
 """Metrics that the package's table leaves out, because no part of a card shows them."""
 
 ORIGIN = "origin"
@@ -105,7 +105,7 @@ def _check(kind: type, content: Any, where: str) -> None:
 
 def package() -> pd.DataFrame:
     """The results of the built-in mechanisms; an empty table where the package has none."""
-    return pd.read_parquet(TABLE) if TABLE.exists() else pd.DataFrame({"experiment": [], "mixer": [], "run": []})
+    return table_files.read(TABLE) if TABLE.exists() else pd.DataFrame({"experiment": [], "mixer": [], "run": []})
 
 
 def collect(paths: Iterable[str | Path], experiments: Sequence[str]) -> pd.DataFrame:
@@ -136,7 +136,7 @@ def _tables(path: Path) -> list[pd.DataFrame]:
         return [table.assign(experiment=path.resolve().name)]
     file = path if path.is_file() else path / "table.parquet"
     require(file.is_file(), f"{path}: must be a sweep's folder, or hold a table.parquet")
-    table = pd.read_parquet(file)
+    table = table_files.read(file)
     if "experiment" not in table:
         return [results.select(table).assign(experiment=file.resolve().parent.name)]
     return [part for _, part in table.groupby("experiment")]

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ OWN: list[Path] = [Path(os.environ[CONFIG_DIR])] if os.environ.get(CONFIG_DIR) e
 def searched() -> list[Path]:
     """The folders of configuration, the user's own first."""
     return [*OWN, CONF]
+
+
+@cache
+def mixer_options() -> frozenset[str]:
+    """The options that every mechanism has, those of conf/mixer_base.yaml: heads, d_key, short_conv …"""
+    import yaml  # not needed by most commands
+
+    content = yaml.safe_load((CONF / "mixer_base.yaml").read_text(encoding="utf-8"))
+    return frozenset(name for name in content if not name.startswith("_"))
 
 
 def use(config_dir: str | Path) -> None:

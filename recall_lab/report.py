@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from recall_lab import fairness, folders, page, results, search
+from recall_lab import fairness, folders, page, results, search, table_files
 from recall_lab.figure import style
 from recall_lab.page import attempt
 from recall_lab.series import setting_columns
@@ -55,11 +55,12 @@ def _claim(folder: Path) -> None:
         raise folders.ForeignFolder(f"{folder} holds runs of its own; choose another folder with --to")
 
 
-def make(folder: Path, sweeps: Sequence[Path] = (), command: str = "") -> Report:
-    """Writes FOLDER/table.parquet, FOLDER/figure/*.png, *.svg and *.pdf, FOLDER/report.html and FOLDER/report.md.
+def make(folder: Path, sweeps: Sequence[Path] = (), command: str = "", csv: bool = False) -> Report:
+    """Writes the table (see `table_files`), figure/*.png, *.svg and *.pdf, report.html and report.md to FOLDER.
 
     sweeps   the folders whose runs are reported; FOLDER is then created. None: FOLDER itself
     command  the command that makes this report of several, which is listed after those of the runs
+    csv      also write table.csv and settings.csv
 
     A figure or grid that raises an exception, and a run with a damaged file, is named in the pages and in `failed`;
     the others are made. Raises folders.ForeignFolder if the folder is not that of a sweep, or if none of its runs has
@@ -70,7 +71,7 @@ def make(folder: Path, sweeps: Sequence[Path] = (), command: str = "") -> Report
     table, sound, failed = results.gather(sources, runs)
     if sweeps:
         _claim(folder)
-    results.save(table, folder / "table.parquet")
+    table_files.save(table, folder, csv)
     over = results.selected_settings(*sources)
     chosen = results.select(table, over)
     paths = {run.name: run.path for run in sound}  # of a run that is there twice, the newer

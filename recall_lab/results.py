@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from recall_lab.checks import require
-from recall_lab.files import read_json, replacing
+from recall_lab.files import read_json
 from recall_lab.folders import (
     CIRCUMSTANCES,
     REPLICATES,
@@ -33,6 +33,7 @@ from recall_lab.folders import (
     without,
 )
 from recall_lab.series import condition, series
+from recall_lab.table_files import FACTS, concerns
 
 SELECTED = ("train.lr",)
 """Settings that are chosen on validation unless the setting `select` names others."""
@@ -98,8 +99,7 @@ def run_rows(run: Run) -> list[Row]:
         "mixer": config["choice"]["mixer"],
         "task": config["choice"]["task"],
         **{name: config[name] for name in REPLICATES},
-        **{name: facts.get(name) for name in ("git", "torch", "numpy", "python", "version", "device", "threads")},
-        "seconds": facts["seconds"],
+        **{name: facts.get(name) for name in FACTS},
     }
     rows = _with_columns(columns, _read_rows(run.path / "rows.json")["rows"])
     for path in sorted(run.path.glob("probe-*.json")):
@@ -119,22 +119,19 @@ def _read_rows(path: Path, *more: str) -> dict[str, Any]:
 
 def settings(config: Config) -> dict[str, Any]:
     """The condition of a run as columns: every setting but replicates, circumstances and the tested cells."""
-    flat = without(flatten(config), (*REPLICATES, *CIRCUMSTANCES, *CELLS))
+    flat = without(flatten(config), (*REPLICATES, *CIRCUMSTANCES, *CELLS, "probe"))  # "probe": there is none
     renamed = {f"trained{key[4:]}" if key.startswith("task.") else key: value for key, value in flat.items()}
     return {key if "." in key else f"config.{key}": value for key, value in renamed.items()}
 
 
 def _with_columns(columns: dict[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """The rows with their run's columns; settings of probes only where they are of the probe that made the row."""
-
-    probing = ("probe.", "test.probe_sequences")
+    """The rows with those of their run's columns that concern them."""
 
     @cache
-    def relevant(probe: str | None) -> dict[str, Any]:
-        chosen = {k: x for k, x in columns.items() if not k.startswith(probing) or k.startswith(f"probe.{probe}.")}
-        return chosen if probe is None else chosen | {"test.probe_sequences": columns.get("test.probe_sequences")}
+    def concerning(probe: str | None, split: str | None) -> dict[str, Any]:
+        return {name: value for name, value in columns.items() if concerns(name, probe, split)}
 
-    return [relevant(row.get("probe")) | row for row in rows]
+    return [concerning(row.get("probe"), row.get("split")) | row for row in rows]
 
 
 def _superseded(available: Iterable[Run]) -> list[tuple[Run, Run]]:
@@ -273,13 +270,3 @@ def _newest(group: pd.DataFrame) -> pd.DataFrame:
     if not names or group["run"].nunique() == 1:
         return group
     return group[group["run"] == group.groupby(names)["run"].transform("last")]
-
-
-def save(table: pd.DataFrame, path: Path) -> None:
-    """Writes the table as parquet. A column of mixed types becomes text; missing values stay missing."""
-    for name in table.columns:
-        present = table[name].dropna()
-        if present.map(type).nunique() > 1:
-            table = table.assign(**{name: present.map(str).reindex(table.index).astype(object)})
-    with replacing(path) as temporary:
-        table.to_parquet(temporary, index=False)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from recall_lab.files import mixer_options
+
 LONGEST = 24
 """Largest number of characters of a value in a series' name. A longer value is replaced by a hash of it."""
 
@@ -125,10 +127,13 @@ def _part(column: str, target: str) -> str:
 
 
 def _word(column: str, columns: list[str]) -> str:
-    """The last part of a setting's name, or the full name where two settings have the same last part."""
+    """The last part of a setting's name, or the full name where two settings have the same last part, or where mixers
+    have an option of this name, which rows of the oracle lack."""
     parent, _, last = column.rpartition(".")
     if last == "_target_":
         return parent.rpartition(".")[2]
+    if parent == "oracle" and last in mixer_options():
+        return column
     return column if sum(other.rpartition(".")[2] == last for other in columns) > 1 else last
 
 

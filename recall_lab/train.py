@@ -202,10 +202,10 @@ def evaluate(
     sequence_accuracy  share of the sequences with every scored token correct
     loss_bits          mean −log₂ p of the target
     standard_error     of the accuracy, with sequences as clusters; left out where a single sequence is scored
-    tokens, sequences  number of scored tokens, and of sequences
+    scored_tokens, sequences  their numbers
     For a continuous task, two others replace the first three:
-    error              Σ‖output − target‖² / Σ‖target − mean target‖²
-    r2                 1 − error; standard_error is that of r2, with the variance of the targets as given
+    normalised_error   Σ‖output − target‖² / Σ‖target − mean target‖²
+    r2                 1 − normalised_error; standard_error is that of r2, with the variance of the targets as given
     """
     at = task.at(**cell)
     size = max(1, min(sequences, EVALUATION_TOKENS // at.length))
@@ -231,7 +231,7 @@ def evaluate(
     if task.continuous:
         error = metrics.normalised_error(first, second)
         deviation /= metrics.variance(second)
-        scores = {"error": error, "r2": 1 - error}
+        scores = {"normalised_error": error, "r2": 1 - error}
     else:
         complete = metrics.correct_sequences(first, torch.from_numpy(scored_positions))
         names = ("accuracy", "sequence_accuracy", "loss_bits")
@@ -239,14 +239,14 @@ def evaluate(
         scores = {name: float(column.double().mean()) for name, column in zip(names, columns, strict=True)}
     if not math.isnan(deviation):
         scores["standard_error"] = deviation
-    return scores | {"tokens": len(first), "sequences": sequences}
+    return scores | {"scored_tokens": len(first), "sequences": sequences}
 
 
 def _validate(
     model: nn.Module, task: Task, training: Training, data_seed: int, device: torch.device, cells: list[Cell]
 ) -> Scores:
     """Mean accuracy and loss in bits over the cells, and the lowest accuracy; R² and error in a continuous task."""
-    accuracy, lost = ("r2", "error") if task.continuous else ("accuracy", "loss_bits")
+    accuracy, lost = ("r2", "normalised_error") if task.continuous else ("accuracy", "loss_bits")
     sequences = training.validation_sequences
     scores = [evaluate(model, task, cell, data_seed, "validation", sequences, device) for cell in cells]
     return {

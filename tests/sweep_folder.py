@@ -1,12 +1,15 @@
-"""A sweep's folder with made-up runs, for tests of reports."""
+"""Folders of sweeps with made-up runs, for tests of tables and reports."""
 
+import copy
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import yaml
 
-from recall_lab import folders
+from recall_lab import files, folders
+from recall_lab.cli.base import compose, resolved
 
 STATUS = {
     "format": folders.FORMAT,
@@ -43,4 +46,26 @@ def write(
     (run / "rows.json").write_text(json.dumps({"format": folders.FORMAT, "rows": rows}), encoding="utf-8")
     (run / "curve.json").write_text(json.dumps([{"step": 1, "accuracy": 0.5}]), encoding="utf-8")
     (run / "status.json").write_text(json.dumps(STATUS | {"state": state} | facts), encoding="utf-8")
+    return run
+
+
+def composed(*overrides: str, mixer: str = "delta_rule", task: str = "mqar") -> dict:
+    """The settings of a run, as the command line would resolve them; a copy, which a test may change."""
+    return copy.deepcopy(_composed(mixer, task, overrides))
+
+
+@cache
+def _composed(mixer: str, task: str, overrides: tuple[str, ...]) -> dict:
+    return resolved(compose([f"mixer={mixer}", f"task={task}", *overrides]), {"task": task, "mixer": mixer})
+
+
+def finished(sweep: Path, name: str, config: dict, rows: list[dict], **facts) -> Path:
+    """A run with these settings and rows; nothing is trained."""
+    run = sweep / name
+    run.mkdir(parents=True)
+    (sweep / folders.MARK).touch()
+    folders.write_config(run, config)
+    facts = {"state": "finished", "threads": config["threads"]} | facts
+    files.write_json(run / "status.json", STATUS | facts)
+    files.write_json(run / "rows.json", {"format": folders.FORMAT, "rows": rows})
     return run

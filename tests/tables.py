@@ -1,5 +1,6 @@
-"""Helpers for tests of figures: tables of invented results, and what a figure shows."""
+"""Helpers for tests of tables and figures: invented results, documented columns, and what a figure shows."""
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import combinations
 from types import ModuleType
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from recall_lab import results
+from recall_lab import files, results
 from recall_lab.figure import layout
 
 Cell = dict[str, Any]
@@ -35,6 +36,15 @@ def scores(
                 splits = ("test", "validation") if number == 0 else ("test",)
                 rows += [{**own, "split": s, "metric": m, "value": v} for s in splits for m, v in values.items()]
     return pd.DataFrame(rows)
+
+
+def undocumented(columns: Iterable[str]) -> set[str]:
+    """Those columns of rows that the README does not describe."""
+    text = (files.CONF.parent / "README.md").read_text(encoding="utf-8")
+    (described,) = re.findall(r"^\| column \| content \|\n\|---\|---\|\n(.*?)\n\n", text, re.S | re.M)
+    known = {name for line in described.splitlines() for name in re.findall("`([^`]+)`", line.split("|")[1])}
+    assert {"run", "value", "task.*"} <= known
+    return {name for name in columns if not name.startswith("task.")} - known
 
 
 def named(*tables: pd.DataFrame) -> pd.DataFrame:

@@ -44,6 +44,7 @@ WITHOUT_TORCH = (
     "workers",
     "display",
     "results",
+    "table_files",
     "claim",
     "fairness",
     "figure",

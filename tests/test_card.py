@@ -10,7 +10,7 @@ from sweep_folder import write
 from tables import named, scores
 
 from recall_lab import card as cards
-from recall_lab import results
+from recall_lab import results, table_files
 
 CELLS = [{"length": n, "pairs": n // 8} for n in (16, 32)]
 LR = ("train.lr",)
@@ -76,7 +76,7 @@ def test_the_package_table_from_folders_and_tables(tmp_path):
     write(tmp_path / "elsewhere")
     chosen = results.collect(tmp_path / "claim/updates").assign(experiment="updates")
     (tmp_path / "verdict").mkdir()
-    results.save(pd.concat([chosen, chosen.assign(experiment="other")]), tmp_path / "verdict/table.parquet")
+    table_files.save(pd.concat([chosen, chosen.assign(experiment="other")]), tmp_path / "verdict")
     paths = [tmp_path / "quickstart", tmp_path / "verdict", tmp_path / "elsewhere"]
     table = cards.collect(paths, ["quickstart", "updates"])
     assert set(table["experiment"]) == {"quickstart", "updates"}
@@ -97,7 +97,7 @@ def test_only_the_best_rate_and_the_metrics_of_a_card_are_kept(tmp_path):
     )
     steps = high.assign(metric="steps")
     (tmp_path / "quickstart").mkdir()
-    results.save(pd.concat([low, high, steps]), tmp_path / "quickstart/table.parquet")
+    table_files.save(pd.concat([low, high, steps]), tmp_path / "quickstart")
     table = cards.collect([tmp_path / "quickstart/table.parquet"], ["quickstart"])
     assert set(table["train.lr"]) == {0.2}
     assert "steps" not in set(table["metric"])
@@ -107,10 +107,10 @@ def test_numbers_of_two_experiments_stay_numbers(tmp_path):
     """Whole in one experiment and fractions in the other: the saved column must not become text."""
     for name, value in (("one", 2), ("two", 0.5)):
         (tmp_path / name).mkdir()
-        results.save(named(runs(**{"mixer.decay": value})), tmp_path / name / "table.parquet")
+        table_files.save(named(runs(**{"mixer.decay": value})), tmp_path / name)
     table = cards.collect([tmp_path / "one", tmp_path / "two"], ["one", "two"])
-    results.save(table, tmp_path / "card.parquet")
-    assert sorted(set(pd.read_parquet(tmp_path / "card.parquet")["mixer.decay"])) == [0.5, 2.0]
+    table_files.write(table, tmp_path / "card.parquet")
+    assert sorted(set(table_files.read(tmp_path / "card.parquet")["mixer.decay"])) == [0.5, 2.0]
 
 
 def test_comparable_runs_have_the_same_settings_except_those_of_the_mixer():

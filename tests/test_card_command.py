@@ -11,7 +11,7 @@ from sweep_folder import write
 from test_page import check_structure
 
 from recall_lab import card as cards
-from recall_lab import results
+from recall_lab import results, table_files
 from recall_lab.cli import card, experiments
 from recall_lab.contract.base import Finding
 from recall_lab.files import use
@@ -162,7 +162,7 @@ def test_a_tiny_card(mine, capsys):
     assert capsys.readouterr().out.count("finished  ") == 0
 
     assert recall("--config-dir", mine, "experiment=tiny", "report=false", SERIAL) == 0
-    results.save(cards.collect(["outputs/tiny"], cards.read().experiments), cards.TABLE)
+    table_files.write(cards.collect(["outputs/tiny"], cards.read().experiments), cards.TABLE)
     assert card.card(["mixer=gated_linear", "mixer.decay=0.9", "mixer.output_norm=true"], mine) == 0
     folder = "outputs/card/gated_linear-decay-0.9-output_norm-true"
     assert len(rates_of(folder)) == 1

@@ -11,6 +11,7 @@ from conftest import config, names
 from hydra.utils import instantiate
 from mixers import LINEAR_IN_V
 from probes import mixer, traced, value
+from tables import undocumented
 
 from recall_lab.mixer.base import Trace
 from recall_lab.mixer.delta_rule import DeltaRule
@@ -122,7 +123,8 @@ def test_every_configured_probe_runs_on_a_model(rng):
     makers = [instantiate(config(f"mixer={name}", "mixer.heads=2").mixer) for name in ("delta_rule", "softmax")]
     model = Model(vocab=32, mixer=makers, d_model=16, layers=2, mlp=0.0)
     batch = MQAR(vocab=32, length=64, pairs=4).sample(8, rng)
-    configured = config(f"probe=[{','.join(names('probe'))}]", "probe.cost.lengths=[16,32]", "probe.cost.timed=false")
+    configured = config(f"probe=[{','.join(names('probe'))}]", "probe.cost.lengths=[16,32]", "probe.cost.timed=false",
+                        "probe.dynamic_access.subsets=[2]", "probe.dynamic_access.draws=1")  # fmt: skip
     probes = [instantiate(configured.probe[name], _convert_="all") for name in names("probe")]
     rows = base.run(probes, model, batch, rng)
     assert {row["probe"] for row in rows} == set(names("probe"))
@@ -130,6 +132,7 @@ def test_every_configured_probe_runs_on_a_model(rng):
         assert {"probe", "metric", "value"} <= set(row)
         assert all(isinstance(x, str | int | float) for x in row.values())
         assert np.isfinite(row["value"])
+    assert not undocumented({name for row in rows for name in row})
     assert {row["layer"] for row in rows if row["probe"] == "dynamic_access"} == {0, 1}
     assert value(rows, "accuracy") == pytest.approx(1 / 16, abs=0.2)
 

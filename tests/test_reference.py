@@ -19,7 +19,8 @@ TABLES = sorted(FOLDER.glob("*/table.parquet"))
 
 
 def revisions(path: Path) -> set[str]:
-    return set(pd.read_parquet(path, columns=["git"])["git"])
+    settings = path.with_name("settings.parquet")  # older tables hold them
+    return set(pd.read_parquet(settings if settings.exists() else path, columns=["git"])["git"])
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.parent.name)
@@ -80,7 +81,7 @@ def test_the_figures_are_drawn_from_the_table(path, tmp_path, monkeypatch):
     """Except for training curves, which are not in it. No tick labels touch."""
     arranged = []
     monkeypatch.setattr(layout, "arrange", lambda made, arrange=layout.arrange: (arrange(made), arranged.append(made)))
-    drawn = {made.stem for made in rl.save_figures(pd.read_parquet(path), tmp_path)}
+    drawn = {made.stem for made in rl.save_figures(rl.load(path.parent), tmp_path)}
     assert len(arranged) == len(drawn)
     assert [found for made in arranged for found in touching(made)] == []
     shown = {file.stem: file for file in path.parent.rglob("*.svg") if not file.stem.startswith("training_")}

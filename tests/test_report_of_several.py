@@ -56,12 +56,18 @@ def test_runs_of_several_sweeps_come_into_one_table(capsys):
     assert "mqar: softmax has 1 of 2 seeds" in text
     assert "mean [range] over seeds" in capsys.readouterr().out
     assert [path for path in sorted(Path("outputs").rglob("*")) if made not in (path, *path.parents)] == before
-    assert len(rl.load("outputs/one", two)) == len(table)
+    loaded = rl.load("outputs/one", two)
+    again = rl.load(made)  # it has no runs of its own, but a table
+    assert set(again) == set(loaded)
+    assert all((again[name] == loaded[name]).all() for name in ("run", "value", "mixer.heads", "seconds"))
+    assert len(loaded) == len(table)
 
     # Again, into the same folder; and elsewhere.
     assert called("outputs/one", "outputs/two", "--to", "outputs/one+two") == 0
-    assert called("outputs/one", "--to", "elsewhere/both") == 0
+    assert called("outputs/one", "--to", "elsewhere/both", "--csv") == 0
     assert set(pd.read_parquet("elsewhere/both/table.parquet")["mixer"]) == {"linear"}
+    assert len(pd.read_csv("elsewhere/both/table.csv")) == 9
+    assert len(pd.read_csv("elsewhere/both/settings.csv")) == 1
     assert called("outputs/one", "outputs/one/") == 0
     assert (one / "report.md").exists()
 

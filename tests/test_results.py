@@ -105,19 +105,6 @@ def test_a_summary_is_the_mean_over_runs():
     assert line == {"series": "linear", "mean": 0.5, "low": 0.25, "high": 0.75, "runs": 2}
 
 
-def test_a_setting_with_numbers_and_words_is_saved_as_text(tmp_path):
-    mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9], "value": [1.0, 2.0]})
-    results.save(mixed, tmp_path / "t.parquet")
-    assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].tolist() == ["learned", "0.9"]
-
-
-def test_a_missing_setting_is_saved_as_missing(tmp_path):
-    """With any version of pandas, and never as the word "nan"."""
-    mixed = pd.DataFrame({"mixer.decay": ["learned", 0.9, None, np.nan], "value": 1.0})
-    results.save(mixed, tmp_path / "t.parquet")
-    assert pd.read_parquet(tmp_path / "t.parquet")["mixer.decay"].isna().tolist() == [False, False, True, True]
-
-
 def test_a_learning_rate_with_a_failed_seed_is_not_chosen():
     made = table(
         {"mixer": "linear", "lr": 0.01, "seed": 0, "validation": 0.6, "test": 0.6},

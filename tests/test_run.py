@@ -12,7 +12,7 @@ import torch
 from command_line import SERIAL, TINY, command, recall, run_folders, run_probe, shell
 from conftest import CONF
 
-from recall_lab import files, folders, provenance, report, results, runner
+from recall_lab import files, folders, provenance, report, results, runner, table_files
 from recall_lab.cli.base import compose, resolved
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -30,8 +30,8 @@ def test_a_run_leaves_a_complete_folder(capsys):
     assert status["device"] in ("cpu", "cuda", "mps")
     assert status["torch"] == torch.__version__
     assert "step 6" in (folder / "run.log").read_text()
-    table = pd.read_parquet("outputs/one/table.parquet")
-    assert {"accuracy", "sequence_accuracy", "loss_bits", "tokens", "chance", "state_elements"} <= set(table["metric"])
+    table = table_files.read(Path("outputs/one"))
+    assert {"accuracy", "loss_bits", "scored_tokens", "chance", "state_elements"} <= set(table["metric"])
     assert {"run", "mixer", "task", "seed", "task.length", "task.pairs", "git", "threads", "seconds"} <= set(table)
     assert set(table["split"]) == {"validation", "test"}
     assert {path.name for path in Path("outputs/one").iterdir()} >= {"table.parquet", "figure", "report.html"}

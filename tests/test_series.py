@@ -7,9 +7,9 @@ import pytest
 from conftest import CONF
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep_folder import composed, finished
 
-from recall_lab import files, folders, results
-from recall_lab.cli.base import compose, resolved
+from recall_lab import folders, results
 from recall_lab.series import condition, series
 
 TRAINING = ["probe=[retrieval,state_retention]"]
@@ -19,25 +19,11 @@ MIXERS = sorted(
 )
 
 
-def settings_of(*overrides: str, mixer: str = "delta_rule") -> dict:
-    return resolved(compose([f"mixer={mixer}", *overrides]), {"task": "mqar", "mixer": mixer})
-
-
 def write(sweep, name: str, config: dict, value: float = 0.5, started: str = "2026-01-01", **facts) -> None:
     """A finished run without any training: one score, and one row of each probe."""
-    run = sweep / name
-    run.mkdir(parents=True)
-    (sweep / folders.MARK).touch()
-    folders.write_config(run, config)
-    status = {"format": folders.FORMAT, "state": "finished", "started": started, "sweep": "", "seconds": 1.0,
-              "git": "", "version": "", "torch": "", "numpy": "", "python": "", "device": "cpu",
-              "threads": config["threads"], **facts}  # fmt: skip
-    files.write_json(run / "status.json", status)
     rows = [{"split": "probe", "metric": "top1", "value": value, "probe": probe} for probe in config["probe"] or {}]
     rows.append({"split": "test", "metric": "accuracy", "value": value})
-    files.write_json(
-        run / "rows.json", {"format": folders.FORMAT, "rows": [{"task.length": 64, **row} for row in rows]}
-    )
+    finished(sweep, name, config, [{"task.length": 64, **row} for row in rows], started=started, **facts)
 
 
 def leaves(config: dict, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -71,7 +57,7 @@ def test_no_setting_can_be_averaged_away(mixer, tmp_path):
     every_key = mixer in ("delta_rule", "hybrid")
     for overrides in (TRAINING, ORACLE) if every_key else (TRAINING,):
         sweep = tmp_path / overrides[0]
-        config = settings_of(*overrides, mixer=mixer)
+        config = composed(*overrides, mixer=mixer)
         paths = [path for path in leaves(config) if every_key or path[0] == "mixer"]
         write(sweep, "base", config, started="2027-01-01")
         for path in paths:
@@ -93,7 +79,7 @@ def test_no_setting_can_be_averaged_away(mixer, tmp_path):
 
 def test_what_is_selected_makes_no_series(tmp_path):
     for name, rate in (("a", 0.01), ("b", 0.02)):
-        write(tmp_path, name, settings_of(f"train.lr={rate}"))
+        write(tmp_path, name, composed(f"train.lr={rate}"))
     table = results.collect(tmp_path)
     assert set(table["series"]) == {"delta_rule lr=0.01", "delta_rule lr=0.02"}
     both = pd.concat([table, table.assign(split="validation")], ignore_index=True)
@@ -106,7 +92,7 @@ def test_what_is_selected_makes_no_series(tmp_path):
 
 @pytest.mark.parametrize("key", sorted({*results.REPLICATES, "train.keep", "device", "threads", "test.cells"}))
 def test_listed_settings_make_no_series(key, tmp_path):
-    config = settings_of()
+    config = composed()
     write(tmp_path, "a", config)
     write(tmp_path, "b", changed(config, tuple(key.split("."))))
     table = results.collect(tmp_path)
@@ -117,9 +103,9 @@ def test_listed_settings_make_no_series(key, tmp_path):
 
 def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
     """A run repeated with another number of threads does not count as a second seed."""
-    write(tmp_path, "a", settings_of("threads=1"), value=0.2, started="2026-01-02")
-    write(tmp_path, "b", settings_of("threads=2"), value=0.6, started="2026-01-01")
-    write(tmp_path, "c", settings_of("seed=1"), value=0.4, started="2026-01-03")
+    write(tmp_path, "a", composed("threads=1"), value=0.2, started="2026-01-02")
+    write(tmp_path, "b", composed("threads=2"), value=0.6, started="2026-01-01")
+    write(tmp_path, "c", composed("seed=1"), value=0.4, started="2026-01-03")
     (line,) = results.summarise(results.collect(tmp_path), ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (pytest.approx(0.3), 2)
     assert results.repeated(folders.runs(tmp_path)) == ["b is repeated by a (threads=2 → 1), which is used"]
@@ -127,10 +113,8 @@ def test_a_replicate_counts_once_and_its_newest_run_is_taken(tmp_path):
 
 def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
     """Scores do not depend on probes, so they are one replicate. Rows of the probe are two series."""
-    write(tmp_path, "a", settings_of("probe=[state_retention]"), value=0.2, started="2026-01-01")
-    write(
-        tmp_path, "b", settings_of("probe=[state_retention]", "probe.state_retention.ridge=0.1"), started="2026-01-02"
-    )
+    write(tmp_path, "a", composed("probe=[state_retention]"), value=0.2, started="2026-01-01")
+    write(tmp_path, "b", composed("probe=[state_retention]", "probe.state_retention.ridge=0.1"), started="2026-01-02")
     table = results.collect(tmp_path)
     (line,) = results.summarise(table, ["series"]).to_dict("records")
     assert (line["mean"], line["runs"]) == (0.5, 1)
@@ -138,8 +122,8 @@ def test_scores_of_runs_that_differ_only_in_probes_are_one_series(tmp_path):
 
 
 def test_a_mean_over_different_settings_is_refused(tmp_path):
-    write(tmp_path, "a", settings_of("train.clip=1"))
-    write(tmp_path, "b", settings_of("train.clip=2"))
+    write(tmp_path, "a", composed("train.clip=1"))
+    write(tmp_path, "b", composed("train.clip=2"))
     table = results.collect(tmp_path)
     assert set(table["series"]) == {"delta_rule clip=1", "delta_rule clip=2"}
     with pytest.raises(ValueError, match="would mix runs of different settings: delta_rule clip=1; delta_rule clip=2"):
@@ -148,15 +132,15 @@ def test_a_mean_over_different_settings_is_refused(tmp_path):
 
 def test_names_are_short(tmp_path):
     cells = ["train.cells=[{length: 16, pairs: 4}, {length: 128, pairs: 32}]", "train.cells=[{length: 16, pairs: 4}]"]
-    write(tmp_path, "a", settings_of("train.weight_decay=0.10", cells[0]))
-    write(tmp_path, "b", settings_of("train.weight_decay=0.001", cells[1]))
-    write(tmp_path, "c", settings_of("train.weight_decay=0.001", cells[1], "model._target_=mine.model.Mine"))
+    write(tmp_path, "a", composed("train.weight_decay=0.10", cells[0]))
+    write(tmp_path, "b", composed("train.weight_decay=0.001", cells[1]))
+    write(tmp_path, "c", composed("train.weight_decay=0.001", cells[1], "model._target_=mine.model.Mine"))
     assert sorted(set(results.collect(tmp_path)["series"])) == [
         "delta_rule model=Mine weight_decay=0.001",
         "delta_rule model=Model weight_decay=0.001",
         "delta_rule model=Model weight_decay=0.1",
     ]
-    write(tmp_path, "d", settings_of("train.weight_decay=0.001", cells[0], "model._target_=mine.model.Mine"))
+    write(tmp_path, "d", composed("train.weight_decay=0.001", cells[0], "model._target_=mine.model.Mine"))
     names = set(results.collect(tmp_path)["series"])
     assert len(names) == 4
     assert all(len(name) < 90 for name in names)
@@ -164,8 +148,8 @@ def test_names_are_short(tmp_path):
 
 
 def test_a_hybrid_is_named_by_its_parts(tmp_path):
-    write(tmp_path, "a", settings_of(mixer="hybrid"))
-    write(tmp_path, "b", settings_of("mixer@mixer.first=window", mixer="hybrid"))
+    write(tmp_path, "a", composed(mixer="hybrid"))
+    write(tmp_path, "b", composed("mixer@mixer.first=window", mixer="hybrid"))
     assert set(results.collect(tmp_path)["series"]) == {"hybrid(delta_rule, softmax)", "hybrid(window, softmax)"}
 
 
@@ -210,7 +194,7 @@ def test_settings_stand_in_the_order_of_their_kind_and_two_of_one_name_in_full()
 
 
 def test_a_row_has_the_settings_of_its_own_probe_alone(tmp_path):
-    write(tmp_path, "a", settings_of("probe=[retrieval,state_retention]"))
+    write(tmp_path, "a", composed("probe=[retrieval,state_retention]"))
     table = results.collect(tmp_path).set_index("probe")
     probing = [name for name in table if name.startswith("probe.")]
     assert {name.split(".")[1] for name in probing} == {"retrieval", "state_retention"}

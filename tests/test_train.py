@@ -41,7 +41,7 @@ def test_a_perfect_model_scores_one():
     scores = evaluate(Solver(TASK), TASK, {}, 0, "test", 50, CPU)
     assert scores["accuracy"] == scores["sequence_accuracy"] == 1
     assert scores["loss_bits"] < 1e-5
-    assert (scores["tokens"], scores["sequences"]) == (200, 50)
+    assert (scores["scored_tokens"], scores["sequences"]) == (200, 50)
     assert evaluate(Solver(TASK, 1), TASK, {}, 0, "test", 50, CPU)["accuracy"] < 0.05
 
 
@@ -94,7 +94,7 @@ def test_r2_of_a_continuous_task():
     targets = batch.targets[batch.scored].astype(float)
     expected = (0.25 * targets**2).sum() / ((targets - targets.mean(0)) ** 2).sum()
     scores = evaluate(Mean(), task, {}, 0, "test", 32, CPU)
-    assert scores["error"] == pytest.approx(expected, rel=1e-4)
+    assert scores["normalised_error"] == pytest.approx(expected, rel=1e-4)
     assert scores["r2"] == pytest.approx(1 - expected, rel=1e-4)
     squared = (0.25 * targets**2).mean(1).reshape(32, -1).mean(1) / targets.var(0).mean()
     assert scores["standard_error"] == pytest.approx(squared.std(ddof=1) / 32**0.5, rel=1e-4)

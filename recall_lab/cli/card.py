@@ -12,7 +12,7 @@ import pandas as pd
 from omegaconf import OmegaConf
 
 from recall_lab import card as cards
-from recall_lab import fairness, folders, page, results
+from recall_lab import fairness, folders, page, table_files
 from recall_lab.card import Card, Part
 from recall_lab.checks import require
 from recall_lab.cli.base import GENERAL, STUDIED, compose, parse, read_rates
@@ -84,7 +84,7 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
     words  mixer=NAME (or several), options of it (mixer.heads=2), and settings of the runs (device=cuda, size=large)
 
     Checks the contract of each mixer, runs the experiments of card.yaml in ROOT/card/NAME/EXPERIMENT, each once,
-    and writes report.html, report.md, table.parquet (the rows of all experiments), card.csv (the numbers) and figures
+    and writes report.html, report.md, the table (the rows of all experiments), card.csv (the numbers) and figures
     in ROOT/card/NAME. Results of built-in mechanisms, from the package's table, are shown for comparison where their
     settings are the same. A mixer without a studied learning rate is trained with the first seed at each rate of
     `rates.GRID`, and with all seeds at the one that is best on validation.
@@ -129,7 +129,7 @@ def collect(paths: Sequence[str], words: Sequence[str] = ()) -> int:
     require(not words, f"{' '.join(words)}: has no effect with --collect")
     spec = cards.read()
     table = cards.collect(paths, [name for name in spec.experiments if name not in spec.here])
-    results.save(table, cards.TABLE)
+    table_files.write(table, cards.TABLE)
     for experiment, part in table.groupby("experiment"):
         runs, mixers = counted(part["run"].nunique(), "run"), sorted(part["mixer"].unique())
         print_line(f"{experiment}: {runs} of {', '.join(mixers)}")
@@ -220,8 +220,8 @@ def _write(
         pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
         notes = list(attempt(failed, f"notes on {part.title}", _notes, part, spec, table, found[part.experiment]))
         sections.append(Section(part, cards.grid(numbers, part=False), pictures, notes))
-    results.save(pd.concat([table.assign(experiment=name) for name, table in tables.items()], ignore_index=True),
-                 asked.folder / "table.parquet")  # fmt: skip
+    rows = pd.concat([table.assign(experiment=name) for name, table in tables.items()], ignore_index=True)
+    table_files.save(rows, asked.folder)
     numbers = pd.concat(every, ignore_index=True) if every else cards.numbers(spec.parts[0], pd.DataFrame(), ())
     with replacing(asked.folder / "card.csv") as temporary:
         numbers.to_csv(temporary, index=False)

@@ -9,7 +9,7 @@ import hydra
 import pandas as pd
 from omegaconf import OmegaConf
 
-from recall_lab import fairness, folders, page, results
+from recall_lab import fairness, folders, page, results, table_files
 from recall_lab.checks import require
 from recall_lab.claim.base import Claim, Line, effect, measurements, multiplicity, statement, verdict_table
 from recall_lab.cli.base import compose, parse
@@ -44,16 +44,17 @@ def load(chosen: Iterable[str], config_dir: str | None = None) -> dict[str, Clai
     return claims
 
 
-def claim(words: Iterable[str], config_dir: str | None = None) -> int:
+def claim(words: Iterable[str], config_dir: str | None = None, csv: bool = False) -> int:
     """Runs and judges the claims named in `words` (none: all of them). Returns the exit status.
 
     words  names of claims, and settings of their runs (size=large, device=cuda, root=…). Each experiment is run once,
            in ROOT/claim/EXPERIMENT, and finished runs are not repeated. An experiment receives the settings that have
            an effect in its kind of run. One that must be trained to the end is run a second time, with seed=0 and twice
            the steps, in a folder of its own
+    csv    also write the table as table.csv and settings.csv
 
-    Writes report.html, report.md, table.parquet, verdict.csv and the claims' figures in ROOT/claim. A claim whose
-    judgement raises an exception is named in the report, and the others are judged.
+    Writes report.html, report.md, the table, verdict.csv and the claims' figures in ROOT/claim. A claim whose judgement
+    raises an exception is named in the report, and the others are judged.
 
     The exit status is 0 whatever the verdict, and 1 if a run or a judgement failed or a measurement is missing.
     Raises ValueError for an unknown claim, for a setting that has no effect in any experiment, and for a choice of
@@ -70,7 +71,7 @@ def claim(words: Iterable[str], config_dir: str | None = None) -> int:
         found |= attempt(failed, f"experiment {name}", _measured, name, folder / name, failed)
     require(bool(found), f"{folder}: no experiment has results")
     table = collect(found)
-    results.save(table, folder / "table.parquet")
+    table_files.save(table, folder, csv)
     judged = {name: next(attempt(failed, f"claim {name}", _judge, claim, table), []) for name, claim in claims.items()}
     lines = [(name, line) for name, own in judged.items() for line in own]
     with replacing(folder / "verdict.csv") as temporary:

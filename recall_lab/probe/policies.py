@@ -49,7 +49,7 @@ def policies(
 
     policy_accuracy             share of the scored positions answered correctly, on the second half of the sequences
     policy_validation_accuracy  the same on the first half, by which a policy may be chosen
-    All rows have the columns length, policy (the module's name, and "C=2B" where `kept` is given), budget (B), share
+    All rows have the columns policy (the module's name, and "C=2B" where `kept` is given), budget (B), share
     (B/n) and kept: the tokens or slots that the last query can choose from, at most n.
     Raises ValueError for fewer than two sequences, a continuous task, a model without softmax attention, a class that
     is not a mixer with a budget, and options or a budget that it does not accept.
@@ -70,7 +70,7 @@ def policies(
             right = [metrics.correct(changed(tokens, scored), targets) for tokens, scored, targets in parts]
             hits = torch.cat(right).cpu().numpy()
             name = str(policy["policy"]).split(".")[-2] + (f" C={policy['kept']:g}B" if policy.get("kept") else "")
-            columns = {"length": length, "policy": name, "budget": budget, "share": budget / length, "kept": kept}
+            columns = {"policy": name, "budget": budget, "share": budget / length, "kept": kept}
             for metric, half in (("policy_accuracy", second), ("policy_validation_accuracy", ~second)):
                 rows.append(share_row(metric, hits[half], sequence[half], **columns))
     return rows

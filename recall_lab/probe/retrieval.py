@@ -35,7 +35,7 @@ def retrieval(
     loss_bits           mean −log₂ p of the correct answer, in bits
     accuracy_by_FACTOR  accuracy per value or bin of the factor; the column FACTOR holds its mean in the bin
     For a task with continuous targets, only squared_error and squared_error_by_FACTOR.
-    All rows have the column length. Raises ValueError for a factor that the batch does not have, and if outputs of the
+    Raises ValueError for a factor that the batch does not have, and if outputs of the
     model are not finite.
     """
     whole_number("values", values)
@@ -62,7 +62,7 @@ def retrieval(
         for chosen in _groups(level, known, values):
             where = {factor: float(level[chosen].mean())}
             rows.append(row(f"{metric}_by_{factor}", score[chosen], sequence[chosen], **where))
-    return [{"length": batch.scored.shape[1], **row} for row in rows]
+    return rows
 
 
 def _levels(
