@@ -107,6 +107,12 @@ def _one_thread():
 
 
 @pytest.fixture
+def no_figures(monkeypatch):
+    """Reports without figures, which take most of their time."""
+    monkeypatch.setattr("recall_lab.page.pictures", lambda *_, **__: [])
+
+
+@pytest.fixture
 def empty_folder(tmp_path, monkeypatch):
     """Runs the test in an empty folder and undoes the global settings that the command line makes."""
     monkeypatch.chdir(tmp_path)

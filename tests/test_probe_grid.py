@@ -13,8 +13,8 @@ GRID = ["mixer=window,top_k", "mixer.budget=2,4", "test.sequences=2"]
 
 
 @pytest.fixture
-def calls(empty_folder, monkeypatch) -> Counter[str]:
-    """How often weights were loaded and the report was made; figures are left out."""
+def calls(empty_folder, no_figures, monkeypatch) -> Counter[str]:
+    """How often weights were loaded and the report was made."""
     counted: Counter[str] = Counter()
     load, make = checkpoint.load, report.make
 
@@ -28,7 +28,6 @@ def calls(empty_folder, monkeypatch) -> Counter[str]:
 
     monkeypatch.setattr(checkpoint, "load", counting_load)
     monkeypatch.setattr(report, "make", counting_make)
-    monkeypatch.setattr("recall_lab.page.pictures", lambda *_: [])
     return counted
 
 

@@ -98,14 +98,14 @@ def test_the_description_of_an_experiment_is_kept():
     assert kept["description"] == "Mine,\nin two lines."
 
 
-def test_a_report_is_made_for_runs_of_earlier_commands_too():
+def test_a_report_is_made_for_runs_of_earlier_commands_too(no_figures):
     assert recall(*TINY) == 0
     assert not Path("outputs/main/report.html").exists()
     assert recall(*TINY, "report=true") == 0
     assert Path("outputs/main/report.html").exists()
 
 
-def test_the_output_folder_does_not_change_the_identity():
+def test_the_output_folder_does_not_change_the_identity(no_figures):
     assert recall(*TINY, "name=a") == recall(*TINY, "name=b", "root=elsewhere", "report=true") == 0
     (one,), (other,) = run_folders("a"), list(Path("elsewhere/b").glob("*/status.json"))
     assert one.name == other.parent.name

@@ -130,7 +130,7 @@ def test_probes_at_the_end_of_a_run():
     assert found["value"].notna().all()
 
 
-def test_probes_of_a_finished_run_and_of_its_checkpoints(capsys):
+def test_probes_of_a_finished_run_and_of_its_checkpoints(no_figures, capsys):
     assert recall(*TINY, "mixer=linear", "train.keep=true", "name=kept") == 0
     (folder,) = run_folders("kept")
     assert [path.stem for path in sorted((folder / "weights").iterdir())] == ["000003", "000006"]
@@ -161,7 +161,7 @@ def test_another_policy_keeps_the_positions_of_the_trained_model():
         assert tuple(mixer.get(key) for key in ("positions", "rotary_share", "rotary_base")) == expected
 
 
-def test_another_policy_with_the_same_weights(capsys):
+def test_another_policy_with_the_same_weights(no_figures, capsys):
     """A window as long as the sequence scores like softmax, a narrow one scores less; other weights are refused.
 
     The model has rotary positions, so it scores the same only where the window has them too.
@@ -238,7 +238,7 @@ def test_a_terminal_with_ascii_only():
     assert shell("report", "outputs/main", env=environment).returncode == 0
 
 
-def test_probe_from_within_a_run_folder(monkeypatch, capsys):
+def test_probe_from_within_a_run_folder(no_figures, monkeypatch, capsys):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")
     monkeypatch.chdir(folder)
