@@ -53,11 +53,11 @@ def load(*sweeps: str | Path) -> pd.DataFrame:
 
     Raises folders.ForeignFolder, a ValueError, where there are none.
     """
-    first, *others = map(Path, sweeps)
-    runs = folders.runs(first) if (first / folders.MARK).exists() else []
-    if not others and not runs and (first / "table.parquet").exists():
-        return table_files.read(first)
-    return results.collect(first, *others)
+    paths = [*map(Path, sweeps)]
+    without_runs = [path for path in paths if not (path / folders.MARK).exists() or not folders.runs(path)]
+    if len(paths) == 1 and without_runs and (paths[0] / "table.parquet").exists():
+        return table_files.read(paths[0])
+    return results.collect(*paths)
 
 
 class OpenRun:

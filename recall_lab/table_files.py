@@ -44,11 +44,11 @@ def concerns(setting: str, probe: Any, split: Any) -> bool:
     Settings of a probe concern its rows alone. The options that every mixer has do not concern rows of the oracle: it
     gives queries, keys and values directly to one head, whose widths are settings of its own.
     """
-    part, _, name = setting.partition(".")
-    if part == "probe":
-        return bool(name.partition(".")[0] == probe)
+    if setting.startswith("probe."):
+        return setting.startswith(f"probe.{probe}.")
     if setting == "test.probe_sequences":
         return isinstance(probe, str)
+    part, _, name = setting.partition(".")
     return not (split == "oracle" and part == "mixer" and name in mixer_options())
 
 
