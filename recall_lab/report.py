@@ -11,6 +11,7 @@ from recall_lab import fairness, folders, page, results, search, table_files
 from recall_lab.figure import style
 from recall_lab.page import attempt
 from recall_lab.series import setting_columns
+from recall_lab.times import in_words
 
 WIDE = 12
 """Largest number of columns of a grid with one line per series; a wider grid is transposed."""
@@ -115,18 +116,7 @@ def _facts(table: pd.DataFrame, chosen: pd.DataFrame) -> str:
     counts = {"run": len(runs), "series": chosen["series"].nunique(), "task": runs["task"].nunique(),
               "seed": runs["seed"].nunique()}  # fmt: skip
     words = [f"{n} {name if n == 1 or name == 'series' else name + 's'}" for name, n in counts.items()]
-    return f"{', '.join(words)}, {_time(runs['seconds'].sum())} of computation"
-
-
-def _time(seconds: float) -> str:
-    """A duration in one unit: 45 s, 12 min, 3.1 h."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    return f"{', '.join(words)}, {in_words(runs['seconds'].sum())} of computation"
 
 
 def _grids(table: pd.DataFrame, failed: list[str]) -> dict[str, pd.DataFrame]:

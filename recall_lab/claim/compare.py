@@ -18,9 +18,8 @@ def rows_of(table: pd.DataFrame, experiment: str, metric: str, split: str | None
     split  None: all splits, except for accuracy, which is that on test data
 
     Of a metric with several statistics, only the means are returned. The column `error` is the standard error of a
-    value within its run: for accuracies that of `scores`, for rows with an interval (low, high) half its width over the
-    normal quantile. Rows of the oracle have none: each seed draws its own keys, so that the variance over seeds already
-    contains the sampling.
+    value within its run: for accuracies that of `scores`, for rows with an interval `sampling_error`. Rows of the
+    oracle have none: each seed draws its own keys, so that the variance over seeds already contains the sampling.
     """
     rows = table[table["experiment"] == experiment]
     if metric == "accuracy":
@@ -30,7 +29,12 @@ def rows_of(table: pd.DataFrame, experiment: str, metric: str, split: str | None
     rows = rows[rows["statistic"] == "mean"] if "statistic" in rows else rows
     if rows.empty or (rows["split"] == "oracle").all() or not {"low", "high"} <= set(rows):
         return rows
-    return rows.assign(error=(rows["high"] - rows["low"]) / 2 / stats.norm.ppf((1 + LEVEL) / 2))
+    return rows.assign(error=sampling_error(rows))
+
+
+def sampling_error(rows: pd.DataFrame) -> pd.Series:
+    """The standard error of each row's value, from its normal interval (columns low, high)."""
+    return (rows["high"] - rows["low"]) / 2 / stats.norm.ppf((1 + LEVEL) / 2)
 
 
 def cells(rows: pd.DataFrame) -> list[str]:

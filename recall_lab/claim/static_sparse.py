@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from recall_lab.claim.base import (
-    LEVEL,
     Claim,
     Estimate,
     Line,
@@ -20,6 +18,7 @@ from recall_lab.claim.base import (
     unlearned,
     unless,
 )
+from recall_lab.claim.compare import sampling_error
 
 BUDGET = "mixer.budget"
 QUERIES = {"many": "many queries", "one": "one query"}
@@ -123,7 +122,7 @@ def on_weights(table: pd.DataFrame) -> pd.DataFrame:
     keys = ["seed", "data_seed", "queries", "policy", "share"]
     rows = table[table["policy"].notna()].assign(queries=_queries)
     test, validation = (rows[rows["metric"] == f"policy_{part}accuracy"] for part in ("", "validation_"))
-    test = test.assign(error=(test["high"] - test["low"]) / 2 / stats.norm.ppf((1 + LEVEL) / 2))
+    test = test.assign(error=sampling_error(test))
     validation = validation[[*keys, "value"]].rename(columns={"value": "validation"})
     return test.merge(validation, on=keys)[COLUMNS]
 

@@ -15,15 +15,13 @@ from recall_lab.checks import require
 from recall_lab.cli.base import RATES, STUDIED, compose
 from recall_lab.files import OWN, searched, write_text
 from recall_lab.messages import print_line
+from recall_lab.results import SAME, SCORES, collect
 
 GRID = (3e-3, 1e-2, 3e-2)
 """The rates that a study begins with."""
 
 LADDER = [float(f"{digit}e{power}") for power in range(-5, 1) for digit in (1, 3)]
 """The rates that a study may add to its grid."""
-
-SAME = 0.001
-"""Largest difference of validation scores that count as equal."""
 
 
 def write(found: Mapping[str, Mapping[str, float]]) -> None:
@@ -97,8 +95,6 @@ def validation_scores(folder: Path, seed: int | None = None) -> dict[tuple[str, 
 
     seed  the one whose runs count; None: all
     """
-    from recall_lab.results import SCORES, collect
-
     table = collect(folder)
     rows = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
     rows = rows if seed is None else rows[rows["seed"] == seed]
