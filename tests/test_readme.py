@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -200,9 +201,10 @@ def test_every_command_shown_parses(mine):
     from recall_lab.cli.base import compose
 
     for line in re.findall(r"^recall-lab (.*)$", TEXT, re.M):
-        verb, *rest = line.partition("#")[0].split()
+        verb, *rest = shlex.split(line.partition("#")[0])
         assert verb in ("run", "show", "report", "list", "probe", "rates", "claim", "check", "status", "clean", "card")
         if verb in ("run", "show", "probe", "check"):
             words = [word for word in rest if "=" in word and not word.startswith("-")]
+            words = [re.sub(r"=.*interval\((.*?),.*", r"=\1", word) for word in words]  # its first value
             overrides = [word if "[" in word else word.split(",")[0] for word in words]
             compose(overrides, "mine" if "--config-dir" in rest else None)
