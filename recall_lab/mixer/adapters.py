@@ -1,10 +1,12 @@
 """Layers of torch.nn as layers of a model, with their state: for `mixer=module`."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from recall_lab.checks import choice, require, whole_number
-from recall_lab.mixer.layer import Layer
+from recall_lab.mixer.layer import Layer, made_with
 from recall_lab.shapes import Hidden, State
 
 CELLS = ("RNN", "GRU", "LSTM")
@@ -68,3 +70,15 @@ ADAPTED = {nn.MultiheadAttention: "mixer.layer._target_=recall_lab.mixer.adapter
     getattr(nn, cell): f"+mixer.layer.cell={cell} alone" for cell in CELLS
 }
 """Layer of torch.nn → the option that gives it the right shapes, a mask and a state."""
+
+
+def make_layer(make: Callable[..., nn.Module], d_model: int) -> nn.Module:
+    """The module of `made_with`. An error about a layer of torch.nn names the option of its adapter."""
+    made = getattr(make, "func", make)
+    try:
+        module = made_with(make, d_model)
+        require(made is not nn.MultiheadAttention, "mixer.layer=MultiheadAttention: takes three inputs and no mask")
+        return module
+    except ValueError as error:
+        hint = f"; use {ADAPTED[made]}, which also has its state" if made in ADAPTED else ""
+        raise ValueError(f"{error}{hint}") from error

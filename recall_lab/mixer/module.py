@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from recall_lab.checks import require, whole_number
-from recall_lab.mixer.adapters import ADAPTED, Recurrent
-from recall_lab.mixer.layer import Layer, check_causal, made_with
+from recall_lab.mixer.adapters import Recurrent, make_layer
+from recall_lab.mixer.layer import Layer, check_causal
 from recall_lab.shapes import Hidden, State
 
 
@@ -30,13 +30,7 @@ class Module(Layer):
     def __post_init__(self) -> None:
         super().__init__()
         whole_number("d_model", self.d_model)
-        made = getattr(self.layer, "func", self.layer)
-        try:
-            self.inner = made_with(self.layer, self.d_model)
-            require(made is not nn.MultiheadAttention, "mixer.layer=MultiheadAttention: takes three inputs and no mask")
-        except ValueError as error:
-            hint = f"; use {ADAPTED[made]}, which also has its state" if made in ADAPTED else ""
-            raise ValueError(f"{error}{hint}") from error
+        self.inner = make_layer(self.layer, self.d_model)
         self.checked = False
 
     def forward(self, x: Hidden, state: State | None = None) -> tuple[Hidden, State]:
