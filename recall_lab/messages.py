@@ -16,6 +16,9 @@ ERRORS = (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError
 """Errors that a user may have caused: printed in one line, without a traceback."""
 
 
+LAUNCHER = "hydra.launcher"
+"""The part of Hydra's own settings that conf/ has options of."""
+
 QUOTED = """ "name='größe'" """.strip()
 
 
@@ -88,6 +91,8 @@ def no_setting(name: str) -> str:
     if name.startswith("oracle."):
         return f"{name} has an effect only with oracle=random, which runs a mechanism on random keys and values"
     known = known_settings()
+    if name.startswith(f"{LAUNCHER}.") and name in known:
+        return f"{name} has no effect with the chosen hydra/launcher: it needs one that has it"
     if name in known:  # of another option of the group: mixer.budget while mixer=softmax
         group, _, option = name.partition(".")
         wanted = (
@@ -114,6 +119,7 @@ def known_settings() -> list[str]:
         for path in set(folder.rglob("*.yaml")) - {folder / "rates.yaml", folder / "card.yaml"}:
             # conf/GROUP/NAME.yaml is configuration of GROUP, and so is conf/GROUP_base.yaml, which its options include.
             group = path.relative_to(folder).parts[0] if path.parent != folder else path.stem.partition("_base")[0]
+            group = LAUNCHER if group == "hydra" else group
             known.append(group)
             if group == "experiment" and folder != CONF:  # what it sets is known from elsewhere, or misspelt
                 continue

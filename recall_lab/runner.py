@@ -22,7 +22,7 @@ from recall_lab.checkpoint import load
 from recall_lab.files import write_json
 from recall_lab.folders import FORMAT, Busy, Config, identity, locked, status, title, write_config
 from recall_lab.logger.base import Point, recording
-from recall_lab.messages import one_line, print_line
+from recall_lab.messages import one_line
 from recall_lab.provenance import provenance
 from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current
 from recall_lab.train import Interrupted, Scores
@@ -61,11 +61,10 @@ def execute(config: Config, parent: Path, job: int | None = None) -> float:
             loss = sweep.found(config)  # by now: another process may have finished it
             return _take(Attempt(config, run, name, sweep, job)) if loss is None else loss
     except Busy:
-        sweep.note(run.name, "skipped", f"{run} is being worked on by another process")
-        print_line(f"skipped   {name}: another process is working on it")
+        line = f"skipped   {name}: another process is working on it"
+        sweep.note(run.name, "skipped", f"{run} is being worked on by another process", line)
     except OSError as error:
-        sweep.note(run.name, "failed", f"{run} failed: {one_line(error)}")
-        print_line(f"failed    {name}")
+        sweep.note(run.name, "failed", f"{run} failed: {one_line(error)}", f"failed    {name}")
     return FAILED
 
 
@@ -168,19 +167,16 @@ def _work(attempt: Attempt, stop: "StopSignal", warnings: list[str]) -> float:
     except Exception as error:
         log.exception("failed")
         attempt.note("failed", error=one_line(error))
-        attempt.sweep.note(attempt.run.name, "failed", f"{attempt.run} failed: {one_line(error)}")
-        if not attempt.alone:
-            print_line(f"failed    {attempt.name}")
+        line = "" if attempt.alone else f"failed    {attempt.name}"
+        attempt.sweep.note(attempt.run.name, "failed", f"{attempt.run} failed: {one_line(error)}", line)
         return FAILED
     state = "incomplete" if outcome.missing else "finished"
     attempt.note(state, least=stop.trained, loss=outcome.loss, missing=outcome.missing)
     log.info(state)
     reasons = "; ".join(outcome.missing)
-    attempt.sweep.note(
-        attempt.run.name, state, f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "\n".join(warnings)
-    )
+    text = f"{attempt.run} is incomplete: {reasons}" if outcome.missing else "\n".join(warnings)
     seconds = time.perf_counter() - attempt.began
-    print_line(f"{state:<9} {attempt.name}: {outcome.summary}, {seconds:.0f} s")
+    attempt.sweep.note(attempt.run.name, state, text, f"{state:<9} {attempt.name}: {outcome.summary}, {seconds:.0f} s")
     return FAILED if outcome.missing else outcome.loss
 
 
@@ -223,7 +219,7 @@ def _saved_curve(checkpoint: Path) -> list[Point]:
 
 
 class StopSignal:
-    """Whether the run should stop: this process got SIGINT or SIGTERM, the sweep was stopped, or its parent ended."""
+    """Whether the run should stop: this process got a signal, the sweep was stopped, or its parent ended."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
@@ -249,17 +245,24 @@ def orphaned() -> bool:
 
 @contextmanager
 def stop_signal(sweep: Sweep) -> Iterator[StopSignal]:
-    """While the block runs, SIGINT and SIGTERM stop the run at its next step. Only a main thread gets signals."""
+    """While the block runs, SIGINT, SIGTERM and what a cluster sends stop the run at its next step. Only a main thread
+    gets signals."""
     stop = StopSignal(sweep)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    old = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM, *_announcing())}
     try:
         yield stop
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _announcing() -> list[signal.Signals]:
+    """The signals with which a cluster announces the end of a job's time: those that somebody listens to."""
+    known = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+    return [number for number in known if callable(signal.getsignal(number))]
 
 
 class Warnings(logging.Handler):

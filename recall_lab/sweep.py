@@ -76,16 +76,28 @@ class Sweep:
             return dict(read_json(self.private / "jobs.json", {}))
         return {}
 
-    def note(self, run: str, event: str, text: str = "") -> None:
-        """Adds an event of a run to the journal: "started", or one of ENDED. Appending one line is atomic."""
+    def note(self, run: str, event: str, text: str = "", line: str = "") -> None:
+        """Prints the line, and adds an event of a run to the journal: "started", or one of ENDED.
+
+        text  what the command says of the run at its end
+        line  what a process says when the event happens; a command prints the lines of processes on a cluster
+        """
+        if line:
+            print_line(line)
         if self.private.is_dir():
-            noted = {"run": run, "event": event, "text": text}
+            noted = {"run": run, "event": event, "text": text, "line": line}
+            lock = FileLock(self.private / "journal.lock", timeout=60)
+            # On one machine appending is atomic. On a network file system two machines could write to the same place.
+            with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
+                lock.acquire()
             try:
                 with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
                     # Begins a line: a full disk may have cut the last one short.
                     journal.write("\n" + json.dumps(noted, ensure_ascii=False) + "\n")
             except OSError:  # a full disk
                 UNWRITTEN.append(noted)
+            finally:
+                lock.release()
 
     def found(self, config: Config) -> float | None:
         """The loss of the run with these settings if it is finished, which is noted and printed; None if it is not."""
@@ -94,8 +106,7 @@ class Sweep:
         if facts["state"] != "finished" or not whole(run / "rows.json"):
             return None
         other = "" if facts["git"] == provenance.revision() else f", made at another revision ({facts['git']})"
-        print_line(f"found     {title(run.name, config)}{other}")
-        self.note(run.name, "found")
+        self.note(run.name, "found", line=f"found     {title(run.name, config)}{other}")
         return float(facts["loss"])
 
     def elsewhere(self) -> list[str]:
@@ -122,8 +133,10 @@ class Sweep:
         return {event["run"]: event for event in self.events()}
 
     def attempts(self, run: str) -> int:
-        """How many times this command has started the run."""
-        return sum(event["run"] == run and event["event"] == "started" for event in self.events())
+        """How many times this command has started the run, without those that were interrupted: a run whose time on a
+        cluster is up goes on from its checkpoint."""
+        own = [event["event"] for event in self.events() if event["run"] == run]
+        return own.count("started") - own.count("interrupted")
 
     def ask_to_stop(self, patience: float = 30.0) -> None:
         """Requests all workers to save a checkpoint and stop; waits until they have, for at most `patience` seconds."""

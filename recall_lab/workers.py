@@ -6,6 +6,7 @@ A worker reads jobs from its standard input and writes replies to its standard o
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -33,18 +34,24 @@ serve()"""
 """What a worker process runs."""
 
 
+def variables(threads: int) -> dict[str, str]:
+    """The environment variables of a process that does runs: those of this one, its Python path, and the number of
+    threads of numerical libraries, unless it is given."""
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    return dict.fromkeys(THREADS, str(threads)) | os.environ | {"PYTHONPATH": paths}
+
+
 class Worker:
     """A worker process. threads: of its numerical libraries."""
 
     def __init__(self, threads: int) -> None:
-        paths = os.pathsep.join(map(os.path.abspath, sys.path))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env=dict.fromkeys(THREADS, str(threads)) | os.environ | {"PYTHONPATH": paths},
+            env=variables(threads),
         )
 
     def do(self, job: dict[str, Any]) -> float | None:
@@ -88,19 +95,22 @@ class Pool:
         self.folder, self.threads = folder, threads
         self.sweep = current(folder)
         self.mine = threading.local()
+        self.numbers = itertools.count()
         self.workers: list[Worker] = []
         self.lock = threading.Lock()
         self.closed = False
 
     def do(self, job: tuple[Config, int]) -> float:
         """The loss of a run. If a worker dies, another one resumes the run, at most sweep.ATTEMPTS times."""
-        settings, number = job
+        settings, _ = job
         name = identity(settings)
+        if not hasattr(self.mine, "number"):
+            self.mine.number = next(self.numbers)  # of the worker: each keeps its GPU, so that no GPU is idle
         for _ in range(ATTEMPTS + 1):  # the last attempt gives the run up
             worker = self._worker()
             if worker is None:
                 return FAILED
-            loss = worker.do({"settings": settings, "folder": str(self.folder), "number": number})
+            loss = worker.do({"settings": settings, "folder": str(self.folder), "number": self.mine.number})
             if loss is not None:
                 return loss
             self.mine.worker = None

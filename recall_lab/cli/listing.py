@@ -15,7 +15,7 @@ from recall_lab.messages import ERRORS, one_line
 
 GROUPS = {"task": "tasks", "mixer": "mixers", "probe": "probes", "oracle": "oracles", "optimizer": "optimizers",
           "schedule": "schedules", "logger": "loggers", "experiment": "experiments", "claim": "claims",
-          "figure": "figures"}  # fmt: skip
+          "figure": "figures", "hydra/launcher": "launchers"}  # fmt: skip
 
 CHOSEN = {"claim": "recall-lab claim NAME", "figure": "in every report; recall_lab.plot(NAME, table) from Python"}
 """How the options of a group are chosen, where it is not by group=NAME."""

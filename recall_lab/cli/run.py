@@ -61,6 +61,7 @@ class Preflight(Callback):
             searched = config.hydra.runtime.choices["hydra/sweeper"] == "optuna"
             require(config.hydra.mode != RunMode.RUN or not searched, "hydra/sweeper=optuna has no effect without -m")
             refuse(config, overrides)
+            _refuse_cluster_without_sweep(config)
             sized(None, None, _root_=config)
             folder = sweep_folder(config)
             if Preflight.dry:  # the sweeper lists the jobs
@@ -91,6 +92,15 @@ def _refuse_swept(swept: list[str]) -> None:
             f"a sweep over {key} would put its runs into different folders, without a report of all of them; "
             f"run the command once for each {key}",
         )
+
+
+def _refuse_cluster_without_sweep(config: DictConfig) -> None:
+    """Raises ValueError where a single run is to be done by a cluster: Hydra would do it in this process."""
+    name = config.hydra.runtime.choices["hydra/launcher"]
+    require(
+        config.hydra.mode == RunMode.MULTIRUN or name not in ("slurm", "ray"),
+        f"hydra/launcher={name} has an effect on a sweep only: add -m, also for one run",
+    )
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
