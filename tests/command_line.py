@@ -52,6 +52,11 @@ def states(name: str) -> list[str]:
     return [folders.status(folder)["state"] for folder in run_folders(name)]
 
 
+def rows(name: str) -> dict[str, str]:
+    """Run → its rows as text: bit for bit."""
+    return {run.name: (run / "rows.json").read_text() for run in run_folders(name) if (run / "rows.json").exists()}
+
+
 def run_probe(*arguments: str) -> int:
     """Calls `recall-lab probe …` in this process and returns its exit status."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import SERIAL, TINY, background, command, recall, run_folders, states
+from command_line import SERIAL, TINY, background, command, recall, rows, run_folders, states
 
 from recall_lab import files, folders, report, runner
 from recall_lab.cli import plan
@@ -24,11 +24,6 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 SOME = ["train.steps=400", "train.validate_every=20", "train.solved=null"]
 SWEEP = ["run", "-m", *TINY, *SOME, "mixer=softmax,linear", "seed=0,1", "hydra.launcher.n_jobs=2"]
 """Four runs of some seconds."""
-
-
-def rows(name: str) -> dict[str, str]:
-    """Run → its rows as text: bit for bit."""
-    return {run.name: (run / "rows.json").read_text() for run in run_folders(name) if (run / "rows.json").exists()}
 
 
 def undisturbed() -> dict[str, str]:
@@ -208,7 +203,7 @@ def test_events_that_a_full_disk_refuses_are_kept_by_the_process(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
         sweep.note("a", "failed", "no space")
-    assert sweep.last()["a"] == {"run": "a", "event": "failed", "text": "no space"}
+    assert sweep.last()["a"] == {"run": "a", "event": "failed", "text": "no space", "line": ""}
     sweep.end()
     assert sweep.events() == []
 

@@ -77,7 +77,7 @@ class Engine(Protocol):
         """Ends jobs, also those that wait in a queue."""
 
     def close(self, clean: bool) -> None:
-        """Called in the end. clean: every job has returned something."""
+        """Called in the end. clean: no job has died."""
 
 
 def run_all(
@@ -119,7 +119,7 @@ def run_all(
     finally:
         engine.cancel(list(jobs.values()))
         _print_new(sweep, printed)
-        engine.close(clean and not jobs)
+        engine.close(clean)
     return losses
 
 

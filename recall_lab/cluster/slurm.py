@@ -104,7 +104,10 @@ class Slurm:
                 return dict(job.result())
             said = str(error).split("-" * 22)[1]  # a traceback, between two rules
         lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it ended without a result"]
-        return f"job {job.job_id}: {lines[-1].rpartition('UncompletedJobError: ')[2]}; see {log}"
+        # What Slurm's daemon says of the time or the memory comes before what srun says of the process.
+        named = [line for sign in ("Error: ", "error: ", "slurmstepd: error: ") for line in lines if sign in line]
+        reason = (named or lines)[-1].rpartition("UncompletedJobError: ")[2].rstrip(".")
+        return f"job {job.job_id}: {reason}; see {log}"
 
     def cancel(self, jobs: Sequence[Any]) -> None:
         """Takes jobs from the queue, or ends them as SIGTERM does."""
