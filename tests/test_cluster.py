@@ -146,6 +146,8 @@ def test_what_cannot_be_launched_is_named_in_one_line(monkeypatch, capsys):
         printed = capsys.readouterr().err
         assert printed.endswith(f"{message}\n")
         assert printed.count("\n") == 1
+    with pytest.raises(OSError, match="refused"):
+        ray._answers("127.0.0.1:1")
     with pytest.raises(ValueError, match=r"hydra/launcher=ray: pip install 'recall_lab\[ray\]'"):
         ray.Ray(Path("outputs"), {})
 

@@ -39,7 +39,7 @@ def test_these_files_are_shown():
     assert set(FILES) == {*own, *claim, *probe, *cache, "mine/gated.py", "mine/schedule/halving.yaml"}
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/extending.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/extending.md", "docs/cluster.md"])
 def test_links_lead_to_files_and_headings(name):
     page = ROOT / name
     links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text("utf-8"))

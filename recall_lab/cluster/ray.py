@@ -1,6 +1,7 @@
 """Ray."""
 
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class Ray:
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         with environment(cpus) as own:
             try:
+                _answers(options["address"])
                 self.ray.init(
                     options["address"] or "local",
                     include_dashboard=False if options["address"] is None else None,
@@ -33,7 +35,7 @@ class Ray:
                     logging_level="ERROR",
                     runtime_env={"env_vars": own},
                 )
-            except (ConnectionError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise ValueError(f"hydra.launcher.address={options['address']}: {one_line(error)}") from error
         wanted = {"num_cpus": cpus, "num_gpus": options["gpus"], "memory": memory and int(memory * 2**30)}
         # What dies is started again, and resumes from its checkpoint.
@@ -63,6 +65,13 @@ class Ray:
     def close(self, clean: bool) -> None:
         """Leaves the cluster; ends one that this command has started."""
         self.ray.shutdown()
+
+
+def _answers(address: str | None) -> None:
+    """Raises OSError where nobody listens at HOST:PORT: Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def do(work: Work, *run: Any) -> Answer:
