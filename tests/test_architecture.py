@@ -235,14 +235,6 @@ def test_a_variant_changes_options_of_its_mechanism(path):
     assert variant != base
 
 
-@pytest.mark.parametrize("name", names("hydra/launcher"))
-def test_a_launcher_takes_the_options_of_its_yaml(name):
-    chosen = OmegaConf.to_container(OmegaConf.load(CONF / "hydra" / "launcher" / f"{name}.yaml"))
-    made = resolve(chosen.pop("_target_"))
-    assert made.__name__.lower() == name
-    assert list(chosen) == list(inspect.signature(made).parameters)
-
-
 def defaults(made: Callable[..., Any]) -> dict[str, Any]:
     """Parameter → default, of the parameters that have one; tuples as lists, as yaml has them."""
     found = {p.name: p.default for p in inspect.signature(made).parameters.values() if p.default is not p.empty}

@@ -1,5 +1,6 @@
 """Sweeps on a cluster, without one: what a job does, what the command says, what Slurm is asked for."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, recall, rows, states
+from conftest import CONF, names
+from hydra.utils import get_class
+from omegaconf import OmegaConf
 
 from recall_lab import folders, messages, runner, train, workers
 from recall_lab.cli.base import compose, resolved
@@ -156,6 +160,14 @@ def test_options_of_launchers_are_known():
     assert messages.no_setting("hydra.launcher.partitoin").endswith("did you mean hydra.launcher.partition?")
     assert "no effect with the chosen hydra/launcher" in messages.no_setting("hydra.launcher.partition")
     assert {"slurm", "ray", "workers"} <= set(listing("launchers").split())
+
+
+@pytest.mark.parametrize("name", names("hydra/launcher"))
+def test_a_launcher_takes_the_options_of_its_yaml(name):
+    chosen = OmegaConf.load(CONF / "hydra" / "launcher" / f"{name}.yaml")
+    made = get_class(chosen._target_)
+    assert made.__name__.lower() == name
+    assert ["_target_", *inspect.signature(made).parameters] == list(chosen)
 
 
 def test_a_job_is_lost_when_the_queue_lacks_it_two_times_in_a_row(monkeypatch):
