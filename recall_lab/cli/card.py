@@ -20,6 +20,7 @@ from recall_lab.cli.check import combinations, examined
 from recall_lab.cli.experiments import Job, Measured, effective, measured, options, run_one
 from recall_lab.cli.rates import GRID, best, validation_scores
 from recall_lab.contract.base import Finding
+from recall_lab.figure.emphasis import emphasis
 from recall_lab.files import replacing, use
 from recall_lab.messages import counted, print_error, print_line
 from recall_lab.page import attempt
@@ -226,9 +227,10 @@ def _write(
         numbers = next(attempt(failed, f"numbers of {part.title}", _numbers, part, table, over), pd.DataFrame())
         every += [numbers] if len(numbers) else []
         prefix = f"{part.experiment}-"
-        pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
+        with emphasis([name + asked.suffix for name in asked.mixers]):
+            pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
         notes = list(attempt(failed, f"notes on {part.title}", _notes, part, spec, table, found[part.experiment]))
-        sections.append(Section(part, cards.grid(numbers, part=False), pictures, notes))
+        sections.append(Section(part, cards.grid(numbers, spec.beside, part=False), pictures, notes))
     rows = pd.concat([table.assign(experiment=name) for name, table in tables.items()], ignore_index=True)
     table_files.save(rows, asked.folder)
     numbers = pd.concat(every, ignore_index=True) if every else cards.numbers(spec.parts[0], pd.DataFrame(), ())
@@ -243,7 +245,9 @@ def _write(
             "title": f"Memory card: {', '.join(name + asked.suffix for name in asked.mixers)}",
             "command": command,
             "checks": checks,
-            "numbers": cards.grid(numbers),
+            "mixers": [name + asked.suffix for name in asked.mixers],
+            "own": len(cards.own_series(numbers)),
+            "numbers": cards.grid(numbers, spec.beside, intervals=False),
             "revisions": sorted(set(numbers.loc[numbers[cards.ORIGIN] == cards.PACKAGE, "git"])),
             "sections": sections,
             "commands": {name: list(attempt(failed, f"commands of {name}", folders.commands, own.folder))
@@ -252,7 +256,7 @@ def _write(
             "failed": failed,
         },
     )  # fmt: skip
-    print_line(f"\n{cards.grid(numbers).to_string()}\n\nreport: {path}")
+    print_line(f"\n{cards.grid(numbers, spec.beside, intervals=False).to_string()}\n\nreport: {path}")
     for failure in failed:
         print_error(failure)
     return 1 if failed else 0
