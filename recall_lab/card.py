@@ -207,21 +207,27 @@ def _rows(number: Number, table: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def grid(found: pd.DataFrame, part: bool = True) -> pd.DataFrame:
-    """The numbers as text, one row per number and one column per series, those of the card's own runs first.
+def grid(found: pd.DataFrame, order: Sequence[str] = (), part: bool = True, intervals: bool = True) -> pd.DataFrame:
+    """The numbers as text, one row per number and one column per series: those of the card's own runs, then the others.
 
-    part  whether the index names the part of the card as well
+    order  series in the order of their columns; others follow by name
+    part   whether the index names the part of the card as well
     """
     if found.empty:
         return pd.DataFrame()
     texts = [
-        f"{short(mean)} [{short(low)}, {short(high)}]" if runs > 1 and low < high else short(mean)
+        f"{short(mean)} [{short(low)}, {short(high)}]" if intervals and runs > 1 and low < high else short(mean)
         for mean, low, high, runs in found[["mean", "low", "high", "runs"]].itertuples(index=False)
     ]
     keys = ["part", "number"]
     made = found.assign(text=texts).pivot(index=keys, columns="series", values="text").fillna("")
-    own = set(found.loc[found[ORIGIN].str.contains(OWN), "series"])
-    names = [*(name for name in made if name in own), *(name for name in made if name not in own)]
+    known, own = [*order], own_series(found)
+    names = sorted(made, key=lambda name: (name not in own, known.index(name) if name in known else len(known), name))
     rows = found[keys].drop_duplicates().itertuples(index=False, name=None)
     ordered = made.loc[list(rows), names].rename_axis(columns=None)
     return ordered if part else ordered.droplevel("part")
+
+
+def own_series(found: pd.DataFrame) -> set[str]:
+    """The series of the card's own runs, among the numbers of a part."""
+    return set(found.loc[found[ORIGIN].str.contains(OWN), "series"])

@@ -188,7 +188,7 @@ def rates(table: pd.DataFrame) -> pd.DataFrame:
 
     The names of the series do not mention the rate. The score of a run is its mean over the validation cells.
     chosen  whether `select` chooses this rate; edge: whether it is also the lowest or highest of the rates with as many
-            replicates, and no rate inside the grid has the same score (up to SAME)
+            replicates (of all rates where no other has as many), and no rate inside has the same score (up to SAME)
     """
     columns = ["task", "series", "train.lr", "mean", "low", "high", "runs", "chosen", "edge"]
     rows = table[(table["split"] == "validation") & table["metric"].isin(SCORES)]
@@ -200,9 +200,11 @@ def rates(table: pd.DataFrame) -> pd.DataFrame:
     for _, own in points.groupby(["task", "series"]):
         complete = own[own["runs"] == own["runs"].max()]
         best = complete["mean"].idxmax()
+        grid = complete if len(complete) > 1 else own  # further seeds at the best rate only, as on a card
         inner = complete["mean"].iloc[1:-1]  # the rates are in order
         points.loc[best, "chosen"] = True
-        points.loc[best, "edge"] = not (inner >= complete.loc[best, "mean"] - SAME).any()
+        at_end = best in (grid.index[0], grid.index[-1])
+        points.loc[best, "edge"] = at_end and not (inner >= complete.loc[best, "mean"] - SAME).any()
     return points[columns]
 
 

@@ -1,4 +1,4 @@
-"""Memory cards: the package's table, what is comparable, the and the numbers."""
+"""Memory cards: the package's table, what is comparable, the numbers, and how their figures are drawn."""
 
 import re
 from dataclasses import replace
@@ -11,6 +11,7 @@ from tables import named, scores
 
 from recall_lab import card as cards
 from recall_lab import results, table_files
+from recall_lab.figure import base, emphasis, laws, style
 
 CELLS = [{"length": n, "pairs": n // 8} for n in (16, 32)]
 LR = ("train.lr",)
@@ -164,7 +165,39 @@ def test_numbers():
     assert list(grid) == ["mine", "linear"]
     assert list(grid.index) == [("Recall", "long"), ("Recall", "longest"), ("Recall", "all")]
     assert grid.loc[("Recall", "all"), "mine"] == "0.375"
+    assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index(), ["mine"])) == ["mine", "linear"]
+    assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index())) == ["linear", "mine"]
     assert cards.grid(cards.numbers(replace(part, numbers=[]), table, LR)).empty
+
+
+def test_intervals_are_left_out_on_request():
+    found = pd.DataFrame({"part": "Recall", "number": "all", "series": ["mine"], "mean": 0.5, "low": 0.25, "high": 0.75,
+                          "runs": 3, "origin": cards.OWN})  # fmt: skip
+    assert cards.grid(found).iloc[0, 0] == "0.5 [0.25, 0.75]"
+    assert cards.grid(found, intervals=False).iloc[0, 0] == "0.5"
+
+
+def test_the_mechanisms_of_a_card_stand_out():
+    """In full colour and last, which is on top; of equal series they name the line, and others are pale."""
+    names = ["mine", "linear", "linear d_key=4", "linear/new d_key=4", "softmax"]
+    plain = style.looks(names)
+    with emphasis.emphasis(["mine", "linear/new"]):
+        assert style.ordered(names) == ["softmax", "linear", "linear d_key=4", "linear/new d_key=4", "mine"]
+        looks = style.looks(names)
+        rows = pd.DataFrame({"series": ["linear", "mine", "softmax"], "x": 1, "value": [0.5, 0.5, 0.9]})
+        assert base.alike(rows, ["x"]) == {"softmax": "softmax", "mine": "mine\n= linear"}
+    assert looks["mine"] == plain["mine"]
+    assert looks["softmax"].marker == plain["softmax"].marker
+    assert min(looks["softmax"].colour) > 0.6 > max(plain["softmax"].colour)
+    assert style.looks(names) == plain
+    assert list(base.alike(rows, ["x"])) == ["softmax", "linear"]
+
+
+def test_a_mechanism_without_a_law_shares_that_of_an_equal_one():
+    run = {"series": "linear", "mixer": "linear", "oracle.d_key": 8, "oracle.candidates": 16}
+    rows = pd.DataFrame([{**run, "series": "mine", "mixer": "mine"}, run])
+    assert laws.of_equal(rows, "mine") is None
+    assert laws.of_equal(rows, "mine\n= linear") == laws.law(rows.iloc[1])
 
 
 def test_the_package_table_names_clean_revisions():

@@ -137,6 +137,22 @@ def test_the_page_of_finished_runs(mine, monkeypatch, capsys):
         card.card(["mixer=gla"], mine)
 
 
+def test_a_learning_rate_is_searched_once_per_task(mine, monkeypatch):
+    """The first experiment with a task tries three rates with the first seed; the next one has the best of them."""
+    second = EXPERIMENT.replace("name: tiny", "name: other").replace("task: mqar", "task: updates")
+    Path("mine/experiment/other.yaml").write_text(second.replace("seed:", "task: 'updates,mqar', seed:"), "utf-8")
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(card, "run_one", lambda job, *_: started.append((job.name, *job.words)) or [])
+    monkeypatch.setattr(card, "_scores", lambda *_: [(("mqar", "gla"), {0.003: 0.1, 0.01: 0.2, 0.03: 0.9})])
+    asked, spec, rates = card.request(["mixer=gla"], mine), cards.read(), {}
+    for name, settings in (("tiny", {}), ("other", {"task": "task=mqar"}), ("tiny", {"train.lr": "train.lr=0.1"})):
+        assert card._run(name, settings, asked, spec, rates) == []
+    words = ("mixer=gla", "task=mqar", "train.lr=0.03")
+    tried = ("tiny", "mixer=gla", "seed=0", "train.lr=0.003,0.01,0.03")
+    assert started == [tried, ("tiny", *words), ("other", *words), ("tiny", "mixer=gla", "train.lr=0.1")]
+    assert rates == {("mqar", "gla"): 0.03}
+
+
 def rates_of(folder: str) -> dict[float, set[int]]:
     table = results.collect(Path(folder, "tiny"))
     return {rate: set(part["seed"]) for rate, part in table.groupby("train.lr")}

@@ -57,6 +57,13 @@ def test_the_marked_rate_is_the_selected_one_and_incomplete_rates_are_not_chosen
     assert points["runs"].tolist() == [2, 2, 2, 1]
 
 
+@pytest.mark.parametrize(("best", "edge"), [(0.01, False), (0.03, True), (0.003, True)])
+def test_a_grid_of_one_seed_has_its_edges(best, edge):
+    """The best rate has further seeds, which do as badly as the other rates."""
+    points = results.rates(table(*EDGE, *({"lr": best, "score": 0.1, "seed": seed} for seed in (1, 2))))
+    assert points.loc[points["chosen"], ["train.lr", "edge"]].to_numpy().tolist() == [[best, edge]]
+
+
 def test_a_table_without_a_grid_has_no_rates_and_no_figure():
     for made in (table({"score": 0.5}), table({"score": 0.5}).drop(columns="train.lr")):
         assert results.rates(made).empty

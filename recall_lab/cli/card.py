@@ -20,6 +20,7 @@ from recall_lab.cli.check import combinations, examined
 from recall_lab.cli.experiments import Job, Measured, effective, measured, options, run_one
 from recall_lab.cli.rates import GRID, best, validation_scores
 from recall_lab.contract.base import Finding
+from recall_lab.figure.emphasis import emphasis
 from recall_lab.files import replacing, use
 from recall_lab.messages import counted, print_error, print_line
 from recall_lab.page import attempt
@@ -86,8 +87,9 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
     Checks the contract of each mixer, runs the experiments of card.yaml in ROOT/card/NAME/EXPERIMENT, each once,
     and writes report.html, report.md, the table (the rows of all experiments), card.csv (the numbers) and figures
     in ROOT/card/NAME. Results of built-in mechanisms, from the package's table, are shown for comparison where their
-    settings are the same. A mixer without a studied learning rate is trained with the first seed at each rate of
-    `rates.GRID`, and with all seeds at the one that is best on validation.
+    settings are the same. A mixer without a studied learning rate on a task is trained with the first seed at each rate
+    of `rates.GRID`, in the first experiment with this task. The rate that is best on validation is used there with all
+    seeds, and in the other experiments with this task.
 
     The exit status is 1 if a check, a run or a part of the card failed. Raises ValueError for settings that have no
     effect in any experiment.
@@ -104,11 +106,12 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
                 for title, found in attempt(failed, f"check of {mixer}", _examined, mixer, asked)}  # fmt: skip
     failed += [f"check of {title}: {one.check}: {one.detail}" for title, found in contract.items()
                for one in found if one.failed]  # fmt: skip
+    rates: dict[tuple[str, str], float] = {}
     for number, experiment in enumerate(spec.experiments, 1):
         print_line(f"experiment {number} of {len(spec.experiments)}: {experiment}")
         own = {override.key_or_group: str(override.input_line) for override in parse(spec.settings.get(experiment, []))}
         given = {override.key_or_group: str(override.input_line) for override in parse(settings[experiment])}
-        failed += _run(experiment, {**own, **given}, asked, spec)
+        failed += _run(experiment, {**own, **given}, asked, spec, rates)
     found: dict[str, Measured] = {}
     for name in spec.experiments:
         found |= attempt(failed, f"experiment {name}", _measured, name, asked, failed)
@@ -137,38 +140,45 @@ def collect(paths: Sequence[str], words: Sequence[str] = ()) -> int:
     return 0
 
 
-def _run(experiment: str, settings: dict[str, str], asked: Request, spec: Card) -> list[str]:
-    """Runs an experiment for all mixers. Returns one line for each command that failed."""
+def _run(
+    experiment: str, settings: dict[str, str], asked: Request, spec: Card, rates: dict[tuple[str, str], float]
+) -> list[str]:
+    """Runs an experiment for all mixers. Returns one line for each command that failed.
+
+    rates  task and mixer → the learning rate that an experiment before this one has found; what this one finds is added
+    """
 
     def launched(mixers: Sequence[str], words: dict[str, str]) -> list[str]:
         job = Job(experiment, experiment, [f"mixer={','.join(mixers)}", *words.values()])
         return run_one(job, asked.folder, asked.config_dir) if mixers else []
 
-    options = {key: word for key, word in settings.items() if key.startswith("mixer.")}
-    others = {key: word for key, word in settings.items() if key not in options}
+    others = {key: word for key, word in settings.items() if not key.startswith("mixer.")}
     sizes = [word for key, word in others.items() if key == "size"]
     config = compose([f"experiment={experiment}", *sizes], asked.config_dir, with_hydra=True)
     params = config.hydra.sweeper.params or {}
-    rates = [str(params.get("train.lr")), str(OmegaConf.select(config, "train.lr"))]
-    studied = next((rate for rate in rates if rate != "None"), "") == STUDIED and "train.lr" not in others
-    tasks = _values("task", str(params.get("task", config.hydra.runtime.choices.task)))
+    rate = str(params.get("train.lr") or OmegaConf.select(config, "train.lr"))
+    studied = rate == STUDIED and "train.lr" not in others
+    tasks = _values(others.get("task", f"task={params.get('task', config.hydra.runtime.choices.task)}"))
     new = [name for name in asked.mixers if studied and not all(_has_rate(task, name) for task in tasks)]
     failed = launched([name for name in asked.mixers if name not in new], settings)
     failed += launched([name for name in spec.here.get(experiment, ()) if name not in asked.mixers], others)
-    seed = _values("seed", others.get("seed", f"seed={params.get('seed', config.seed)}").partition("=")[2])[0]
+    tried = [name for name in new if any((task, name) not in rates for task in tasks)]
+    seed = _values(others.get("seed", f"seed={params.get('seed', config.seed)}"))[0]
     grid = "train.lr=" + ",".join(f"{rate:g}" for rate in GRID)
-    failed += launched(new, {**settings, "seed": f"seed={seed}", "train.lr": grid})
-    scores = dict(attempt(failed, f"rates of {experiment}", _scores, asked.folder / experiment, seed)) if new else {}
-    for name, task in product(new, tasks):
-        if (task, name) in scores:
-            own = {"task": f"task={task}", "train.lr": f"train.lr={best(scores[task, name]):g}"}
-            failed += launched([name], {**settings, **own})
+    failed += launched(tried, {**settings, "seed": f"seed={seed}", "train.lr": grid})
+    found = dict(attempt(failed, f"rates of {experiment}", _scores, asked.folder / experiment, seed)) if tried else {}
+    for pair in product(tasks, new):
+        if pair in found:
+            rates.setdefault(pair, best(found[pair]))
+        if pair in rates:
+            own = {"task": f"task={pair[0]}", "train.lr": f"train.lr={rates[pair]:g}"}
+            failed += launched(pair[1:], {**settings, **own})
     return failed
 
 
-def _values(key: str, text: str) -> list[str]:
-    """The values that a setting takes in a sweep."""
-    return [word.partition("=")[2] for (word,) in combinations(parse([f"{key}={text}"]))]
+def _values(word: str) -> list[str]:
+    """The values that an override KEY=VALUES takes in a sweep."""
+    return [one.partition("=")[2] for (one,) in combinations(parse([word]))]
 
 
 def _has_rate(task: str, mixer: str) -> bool:
@@ -217,9 +227,10 @@ def _write(
         numbers = next(attempt(failed, f"numbers of {part.title}", _numbers, part, table, over), pd.DataFrame())
         every += [numbers] if len(numbers) else []
         prefix = f"{part.experiment}-"
-        pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
+        with emphasis([name + asked.suffix for name in asked.mixers]):
+            pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
         notes = list(attempt(failed, f"notes on {part.title}", _notes, part, spec, table, found[part.experiment]))
-        sections.append(Section(part, cards.grid(numbers, part=False), pictures, notes))
+        sections.append(Section(part, cards.grid(numbers, spec.beside, part=False), pictures, notes))
     rows = pd.concat([table.assign(experiment=name) for name, table in tables.items()], ignore_index=True)
     table_files.save(rows, asked.folder)
     numbers = pd.concat(every, ignore_index=True) if every else cards.numbers(spec.parts[0], pd.DataFrame(), ())
@@ -234,7 +245,9 @@ def _write(
             "title": f"Memory card: {', '.join(name + asked.suffix for name in asked.mixers)}",
             "command": command,
             "checks": checks,
-            "numbers": cards.grid(numbers),
+            "mixers": [name + asked.suffix for name in asked.mixers],
+            "own": len(cards.own_series(numbers)),
+            "numbers": cards.grid(numbers, spec.beside, intervals=False),
             "revisions": sorted(set(numbers.loc[numbers[cards.ORIGIN] == cards.PACKAGE, "git"])),
             "sections": sections,
             "commands": {name: list(attempt(failed, f"commands of {name}", folders.commands, own.folder))
@@ -243,7 +256,7 @@ def _write(
             "failed": failed,
         },
     )  # fmt: skip
-    print_line(f"\n{cards.grid(numbers).to_string()}\n\nreport: {path}")
+    print_line(f"\n{cards.grid(numbers, spec.beside, intervals=False).to_string()}\n\nreport: {path}")
     for failure in failed:
         print_error(failure)
     return 1 if failed else 0

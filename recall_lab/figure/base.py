@@ -7,6 +7,10 @@ import pandas as pd
 
 from recall_lab import results
 from recall_lab.figure import style
+from recall_lab.figure.emphasis import emphasised
+
+EQUAL = "\n= "
+"""Between the names of series in a label, whose values are equal everywhere."""
 
 
 def along(table: pd.DataFrame, *axis: str) -> pd.DataFrame:
@@ -62,18 +66,19 @@ def _text(value: object) -> str:
 def alike(rows: pd.DataFrame, by: list[str], tolerance: float = 0.01) -> dict[str, str]:
     """Groups series whose values are equal (up to `tolerance`) at every point of `by`: first series → label with all.
 
-    A figure draws one line per group. The order is that of the legend.
+    A figure draws one line per group, with the look of an emphasised series if the group has one. The order is that of
+    the legend.
     """
     values = rows.pivot_table(index="series", columns=by, values="value")
     groups: dict[str, list[str]] = {}
-    for name in style.ordered(rows["series"]):
+    for name in sorted(style.ordered(rows["series"]), key=emphasised, reverse=True):
         same = (
             first
             for first in groups
             if np.allclose(values.loc[name], values.loc[first], rtol=tolerance, atol=tolerance, equal_nan=True)
         )
         groups.setdefault(next(same, name), []).append(name)
-    return {first: "\n= ".join(names) for first, names in groups.items()}
+    return {first: EQUAL.join(groups[first]) for first in style.ordered(groups)}
 
 
 def replicates(points: pd.DataFrame, drawn: str = "") -> str:

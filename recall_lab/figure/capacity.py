@@ -40,9 +40,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                     here = (points["metric"] == metric) & (points["oracle.d_key"] == width)
                     for name in part:
                         line = points[here & (points["series"] == name)].sort_values("pairs")
-                        run = rows[(rows["series"] == name) & (rows["oracle.d_key"] == width)]
                         if not line.empty:
-                            _series(ax, line, laws.law(run.iloc[0]), metric, looks[name], width)
+                            law = laws.of_equal(rows[rows["oracle.d_key"] == width], shown[name])
+                            _series(ax, line, law, metric, looks[name], width)
                     _axes(ax, points.loc[here, "pairs"] / width, metric)
                 row[0].set_ylabel(LABELS[metric])
             labels = {name: shown[name] for name in part}

@@ -140,6 +140,15 @@ def law(run: pd.Series) -> Law | None:
     )  # fmt: skip
 
 
+def of_equal(rows: pd.DataFrame, label: str) -> Law | None:
+    """The law of several series that share a line: that of the first with a law.
+
+    label  their names, as in the labels of `base.alike`
+    """
+    firsts = rows[rows["series"].isin(label.split(base.EQUAL))].drop_duplicates("series")
+    return next(filter(None, (law(run) for _, run in firsts.iterrows())), None)
+
+
 def _gamma(run: pd.Series) -> float:
     """The decay per step γ: the one given to the oracle, else the one that the mechanism's option fixes, else 1."""
     given = _value(run, "oracle.gates.log_decay", None)

@@ -55,7 +55,7 @@ def _figure(part: pd.DataFrame, title: str) -> Figure:
                         line = here[here["series"] == name].sort_values("age")
                         if not line.empty:
                             _half_life(ax, line, looks[name])
-                            _law(ax, part[part["series"] == name].iloc[0], metric, line["age"], looks[name])
+                            _law(ax, part, shown[name], metric, line["age"], looks[name])
                     ax.set_xscale("log", base=2)
                     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
                     style.accuracy_axis(ax)
@@ -76,13 +76,13 @@ def _half_life(ax: Axes, line: pd.DataFrame, look: style.Look) -> None:
         ax.plot(half, 0, marker="v", color=look.colour, markersize=5, clip_on=False)
 
 
-def _law(ax: Axes, run: pd.Series, metric: str, age: pd.Series, look: style.Look) -> None:
-    """Draws the closed form for a run of the oracle, over the measured ages, and the triangle at the lifetime."""
-    law = laws.law(run) if "oracle.d_key" in run and not pd.isna(run["oracle.d_key"]) else None
+def _law(ax: Axes, part: pd.DataFrame, label: str, metric: str, age: pd.Series, look: style.Look) -> None:
+    """Draws the closed form for runs of the oracle, over the measured ages, and the triangle at the lifetime."""
+    law = laws.of_equal(part, label) if "oracle.d_key" in part and part["oracle.d_key"].notna().all() else None
     if law is None:
         return
     ages = np.unique(np.geomspace(age.min() + 1, age.max() + 1, 40).astype(int)) - 1
-    predicted = law.by_age(metric, ages, int(run["pairs"]))
+    predicted = law.by_age(metric, ages, int(part["pairs"].max()))
     if predicted is not None:
         ax.plot(ages + 1, predicted, color=look.colour, linewidth=1, linestyle="--", alpha=0.8, zorder=1.5)
     lifetime = law.lifetime()

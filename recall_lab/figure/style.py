@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
+from recall_lab.figure.emphasis import emphasised, toned
+
 FIXED = {
     "softmax": ("#111111", "o"),
     "forgetting": ("#6b6b6b", "s"),
@@ -89,10 +91,9 @@ def mechanism(series: str) -> str:
     return re.split("[ /]", series, maxsplit=1)[0]
 
 
-def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]:
-    """Sort key of a series: mechanism in the order of FIXED, others by name; then variant; then settings."""
+def rank(series: str) -> tuple[bool, int, str, str, list[tuple[str, int, float, str]]]:
+    """Sort key of a series: emphasised last; mechanism in the order of FIXED, others by name; variant; settings."""
     name = mechanism(series)
-    known = list(FIXED)
     variant, *settings = re.split(r" (?=[^ =]+=)", series[len(name) :])
     values = []
     for setting in settings:
@@ -101,7 +102,7 @@ def rank(series: str) -> tuple[int, str, str, list[tuple[str, int, float, str]]]
             values.append((key, 0, float(value), ""))
         except ValueError:
             values.append((key, 1, 0.0, value))
-    return (known.index(name) if name in FIXED else len(known), name, variant, values)
+    return (emphasised(series), list(FIXED).index(name) if name in FIXED else len(FIXED), name, variant, values)
 
 
 def ordered(series: Iterable[str]) -> list[str]:
@@ -113,7 +114,8 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
     """Colour and marker of every series of a figure.
 
     A mechanism has its fixed colour and marker. Several series of one mechanism share its hue, get lighter in the order
-    of the legend, and differ in their markers. Mechanisms without a fixed colour get one of OTHERS.
+    of the legend, and differ in their markers. Mechanisms without a fixed colour get one of OTHERS. Beside emphasised
+    series, the others are pale.
     """
     names = ordered(series)
     unknown = [name for name in dict.fromkeys(map(mechanism, names)) if name not in FIXED]
@@ -124,7 +126,7 @@ def looks(series: Iterable[str]) -> dict[str, Look]:
         colour, marker = FIXED.get(name, (OTHERS[index % len(OTHERS)], MARKERS[index % len(MARKERS)]))
         markers = [marker, *(other for other in MARKERS if other != marker)]
         for number, one in enumerate(own):
-            found[one] = Look(_shade(colour, number, len(own)), markers[number % len(markers)])
+            found[one] = Look(toned(one, _shade(colour, number, len(own))), markers[number % len(markers)])
     return found
 
 
@@ -268,6 +270,7 @@ def lines(ax: Axes, points: pd.DataFrame, x: str, shown: Mapping[str, Look], bar
         curve = ax.plot(
             line[x], line["mean"], color=look.colour, marker=look.marker, label=name, clip_on=False, markersize=3.5
         )
+        curve[0].set_linewidth(curve[0].get_linewidth() * (1 + emphasised(name) / 2))
         made: list[Artist] = [*curve]
         drawn[name] = ax.transData
         if bars:

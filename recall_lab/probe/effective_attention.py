@@ -152,13 +152,13 @@ def static_share(attention: Float[Tensor, "b t s"], queries: Bool[Tensor, "b t"]
     return torch.where((total > 0) & (count > 1), found, 0.0)
 
 
-def influence(trace: Trace, chunk: int = 1 << 23) -> Attention:
+def influence(trace: Trace, chunk: int = 1 << 20) -> Attention:
     """‖∂o_t/∂v_s‖_F/√d_value; for a mechanism that is linear in v this is |A|.
 
     Computed by forward-mode differentiation of the recurrence, one block of positions s at a time. The block is chosen
-    so that the derivatives of the state with respect to its values have at most `chunk` numbers, but it has at least
-    one position. The memory needed thus grows as n², like the result, not as n² d². In float64, because a long product
-    of derivatives may underflow in float32.
+    so that the derivatives of the state with respect to its values have at most `chunk` numbers, which then fit into a
+    processor's cache, but it has at least one position. The memory needed thus grows as n², like the result, not as
+    n² d². In float64, because a long product of derivatives may underflow in float32.
     """
     found = torch.zeros(*trace.v.shape[:2], *trace.v.shape[2:3] * 2, dtype=trace.v.dtype, device=trace.v.device)
     trace = double(trace)
@@ -207,17 +207,17 @@ def _derivatives(
         return torch.func.vmap(lambda d: derivative(step, x, d))(moved).permute(1, 2, 0, 3)
 
     x = torch.cat([*(part.flatten(2) for part in state.values()), v.flatten(2)], dim=-1)
-    inputs = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device).expand(*x.shape[:2], -1, -1)
-    split = d_state.shape[-1]
-    by_values = inputs[:, :, split:] if new else inputs[:, :, :0]
+    split, width = d_state.shape[-1], v.shape[-1]
+    by_values = F.pad(torch.eye(width, dtype=x.dtype, device=x.device), (split, 0)).expand(*x.shape[:2], -1, -1)
+    by_values = by_values if new else by_values[:, :, :0]
     if d_state.shape[2] < split:
-        found = along(torch.cat([F.pad(d_state, (0, v.shape[-1])), by_values], dim=2))
+        found = along(torch.cat([F.pad(d_state, (0, width)), by_values], dim=2))
     else:  # fewer inputs than directions: differentiate by the inputs, then apply the chain rule
-        by_inputs = along(inputs)
-        found = d_state @ by_inputs[:, :, :split]
-        found = torch.cat([found, by_inputs[:, :, split:]], dim=2) if new else found
+        by_state = F.pad(torch.eye(split, dtype=x.dtype, device=x.device), (0, width)).expand(*x.shape[:2], -1, -1)
+        found = along(torch.cat([by_state, by_values], dim=2))
+        found = torch.cat([d_state @ found[:, :, :split], found[:, :, split:]], dim=2)
     after = trace.mixer.recurrence(q, k, v, gates, state)[1]
-    return after, found[..., : v.shape[-1]], found[..., v.shape[-1] :]
+    return after, found[..., :width], found[..., width:]
 
 
 def matrix_rows(attention: Float[Tensor, "t s"], source: Int[Tensor, "t"], cells: int = CELLS) -> list[Row]:
