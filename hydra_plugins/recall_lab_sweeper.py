@@ -32,12 +32,12 @@ class Unfinished(BasicSweeper):
                 )
         (every,) = super().split_arguments(overrides, None)
         found = plan.jobs(self.hydra_context.config_loader, self.config, every)
-        if Preflight.sweep is None:  # --dry-run
+        if Preflight.dry:
             raise SystemExit(plan.show(found, self.config))
         code = plan.refuse_impossible(found, bool(self.config.skip_invalid))
         if code:
             raise SystemExit(code)
-        wanted = [list(words) for words in plan.start(found, Preflight.sweep)]
+        wanted = [list(words) for words in plan.start(found, Preflight.begin(self.config))]
         return list(self.split_overrides_to_chunks(wanted, max_batch_size)) if wanted else []
 
     def validate_batch_is_legal(self, batch: Sequence[Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ import torch
 from matplotlib.figure import Figure
 
 from recall_lab import checkpoint, files, folders, machine, page, results, runner, table_files
-from recall_lab.building import build
+from recall_lab.building import build, check
 from recall_lab.checks import require
 from recall_lab.cli.base import compose, parse, refuse, resolved, sweep_folder
 from recall_lab.messages import ERRORS, one_line
@@ -32,10 +32,12 @@ def train_and_test(*overrides: str, config_dir: str | None = None) -> pd.DataFra
             config = compose(overrides, with_hydra=True)
             refuse(config, parse(overrides))
             parent = sweep_folder(config)
+            settings = resolved(config, dict(config.hydra.runtime.choices))
+            if folders.status(parent / folders.identity(settings))["state"] != "finished":
+                check(settings)
         except ERRORS as error:
             raise ValueError(one_line(error)) from error
         folders.claim(parent, [str(name) for name in config.select])
-        settings = resolved(config, dict(config.hydra.runtime.choices))
         runner.execute(settings, parent)
     path = parent / folders.identity(settings)
     run = folders.Run(path, folders.status(path))

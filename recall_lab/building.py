@@ -12,14 +12,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import hydra
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from recall_lab import machine
 from recall_lab.checks import require, whole_number
 from recall_lab.folders import Config
 from recall_lab.logger.base import Logger
-from recall_lab.messages import one_line
+from recall_lab.messages import ERRORS, one_line
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.layer import Layer
 from recall_lab.oracle import Oracle, ineffective_options
@@ -67,6 +69,7 @@ def check(config: Config) -> None:
     All parts are built, the model on the meta device. Whether the run's device exists is not checked: another machine
     may do the run.
     """
+    machine.kind(config["device"])
     whole_number("threads", config["threads"])
     build(config).check()
 
@@ -80,6 +83,17 @@ def loggers(configs: Iterable[Any]) -> list[Logger]:
         )
         check_targets("logger", config)
     return [hydra.utils.instantiate(config, _convert_="all") for config in configs]
+
+
+def problem(settings: Config) -> str:
+    """Why a run with these settings cannot start, on whichever machine; "" if it can."""
+    try:
+        check(settings)
+    except OmegaConfBaseException:
+        raise
+    except (*ERRORS, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
+        return one_line(error)
+    return ""
 
 
 def check_targets(part: str, config: Any) -> None:

@@ -45,14 +45,18 @@ class Progress:
         return losses
 
 
+class Unusable(ValueError):
+    """Training cannot resume from a checkpoint: it is damaged, or another version of recall_lab wrote it."""
+
+
 def load(path: Path, device: torch.device) -> dict[str, Any]:
-    """A checkpoint's plain values and tensors. Raises ValueError where the file is damaged."""
+    """A checkpoint's plain values and tensors. Raises Unusable where the file is damaged."""
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        if isinstance(error, OSError) and error.filename is not None:
+        if isinstance(error, torch.OutOfMemoryError) or getattr(error, "filename", None) is not None:
             raise  # the file is missing or cannot be read; a file cut short gives an error without a name
-        raise ValueError(f"{path} is damaged; delete it to start the run from the beginning") from error
+        raise Unusable(f"{path} is damaged; delete it to start the run from the beginning") from error
 
 
 def save(path: Path, model: nn.Module, stepper: Stepper, progress: Progress) -> None:
@@ -73,14 +77,16 @@ def write(path: Path, content: object) -> None:
 def resume(path: Path, model: nn.Module, stepper: Stepper, device: torch.device) -> Progress:
     """Restores weights, optimiser and schedule from a checkpoint, in place, and returns the progress saved with them.
 
-    Raises ValueError where the file is damaged or was written by an earlier version.
+    Raises Unusable where the file is damaged, or another version wrote it: other parts, or weights of other shapes.
     """
     saved = load(path, device)
-    if missing := {"model", *stepper.state_dict(), *vars(Progress())} - set(saved):
-        raise ValueError(
-            f"{path} lacks {', '.join(sorted(missing))}: an earlier version wrote it; "
-            "delete it to start the run from the beginning"
-        )
+    parts = {"model", *stepper.state_dict(), *vars(Progress())}
+    if not isinstance(saved, dict) or set(saved) != parts or _shapes(saved["model"]) != _shapes(model.state_dict()):
+        raise Unusable(f"{path}: another version wrote it; delete it to start the run from the beginning")
     model.load_state_dict(saved.pop("model"))
     stepper.load_state_dict({name: saved.pop(name) for name in stepper.state_dict()})
     return Progress(**{**saved, "losses": list(saved["losses"])})
+
+
+def _shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: x.shape for name, x in weights.items()}

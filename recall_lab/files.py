@@ -6,8 +6,9 @@ Also where configuration is: conf/, and a folder of the user's own.
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,17 @@ def use_none() -> None:
     os.environ.pop(CONFIG_DIR, None)
 
 
+def remove_half_written(*folders: Path, least: float = 0.0) -> None:
+    """Removes the temporary files of `replacing` that killed processes have left in these folders.
+
+    least  age in seconds from which a file is removed. With 0, no other process may write to the folders.
+    """
+    for left in (path for folder in folders for path in folder.glob(".*.[0-9]*") if path.suffix[1:].isdigit()):
+        with suppress(OSError):  # somebody else has removed it
+            if not least or time.time() - left.stat().st_mtime >= least:
+                left.unlink()
+
+
 @contextmanager
 def using(config_dir: str | Path | None) -> Iterator[None]:
     """A context in which the folder is in use (see `use`; None: the one that is), as what was in use is afterwards. Its
@@ -94,9 +106,11 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise type(error)(error.errno, f"cannot write {path}: {error.strerror}") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)  # that of pyarrow is longer
+        raise type(error)(error.errno, f"cannot write {path}: {reason}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that may not be written: the error above says so
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,7 @@ outputs/NAME/            a sweep: any number of runs, and what `recall-lab repor
 import contextlib
 import hashlib
 import json
-import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,8 +84,7 @@ def claim(folder: Path, select: Sequence[str] | None = None) -> None:
             if present - IGNORED:
                 raise ForeignFolder(f"{folder} holds other files; choose another name=…, or an empty folder")
             (folder / MARK).touch()
-        elif not os.access(folder, os.W_OK):
-            raise PermissionError(13, "Permission denied")
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ForeignFolder(f"cannot write to {folder}: {error.strerror or error}") from error
     runs(folder)

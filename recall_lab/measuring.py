@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import torch
 
 from recall_lab import data, train
 from recall_lab.folders import Row
-from recall_lab.messages import one_line
+from recall_lab.messages import counted, one_line
 from recall_lab.model import Model
 from recall_lab.probe import base as probing
 from recall_lab.probe.base import Probe
@@ -76,12 +77,12 @@ class Scoring:
 def probe_model(
     probes: dict[str, Probe] | None, model: Model, task: Task, cells: Iterable[Cell], data_seed: int, sequences: int
 ) -> tuple[list[Row], list[str]]:
-    """The rows of every probe in every cell, and one line for each that failed.
+    """The rows of every probe in every cell, and one line for each cause of a failure.
 
     Each cell has its own stream of data, and a probe's random numbers do not depend on the other probes.
     """
     rows: list[Row] = []
-    missing: list[str] = []
+    missing = Missing()
     for cell in cells if probes else []:
         at, rng = task.at(**cell), data.stream(data_seed, "probe", cell)
         batch = at.sample(sequences, rng)
@@ -93,19 +94,34 @@ def probe_model(
                 calls = [partial(probing.run_on_trace, probe, trace, draws) for trace in traces]
             else:
                 calls = [partial(probing.run_on_model, probe, model, batch, draws)]
-            found = [row for call in calls for row in rows_of(call, f" (cell {cell})", missing)]
+            found = [row for call in calls for row in missing.rows_of(call, f" (cell {cell})")]
             rows += [{**columns, **row} for row in found]
-    return rows, missing
+    return rows, missing.lines()
 
 
-def rows_of(call: Callable[[], list[Row]], where: str, missing: list[str]) -> list[Row]:
-    """The rows of one probe. If it fails, a line is added to `missing`, and the rows it could measure are returned."""
-    try:
-        return call()
-    except probing.ProbeError as error:
-        log.exception("a probe failed%s", where)
-        missing.append(one_line(error) + where)
-        return error.rows
+class Missing:
+    """Failures of probes. Those of one cause are counted: a probe often fails in every layer and cell alike."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, str] = {}
+        """Cause → the line of its first failure."""
+        self.counts: Counter[str] = Counter()
+
+    def rows_of(self, call: Callable[[], list[Row]], where: str = "") -> list[Row]:
+        """The rows of one probe. If it fails, this is noted, and the rows it could measure are returned."""
+        try:
+            return call()
+        except probing.ProbeError as error:
+            self.counts[error.cause] += 1
+            if error.cause not in self.first:
+                self.first[error.cause] = one_line(error) + where
+                log.exception("a probe failed%s", where)
+            return error.rows
+
+    def lines(self) -> list[str]:
+        """One line for each cause."""
+        more = {cause: f", and {counted(n - 1, 'more time')}" if n > 1 else "" for cause, n in self.counts.items()}
+        return [line + more[cause] for cause, line in self.first.items()]
 
 
 def cell_columns(task: Task) -> Row:

@@ -1,7 +1,6 @@
 """One run, from its settings to its folder: lock, status, resuming, failure, interruption."""
 
 import contextlib
-import logging
 import math
 import os
 import signal
@@ -18,13 +17,14 @@ import torch
 
 from recall_lab import machine, workers
 from recall_lab.building import build, loggers
-from recall_lab.checkpoint import load
-from recall_lab.files import write_json
+from recall_lab.checkpoint import Unusable, load
+from recall_lab.files import remove_half_written, write_json
 from recall_lab.folders import FORMAT, Busy, Config, identity, locked, status, title, write_config
 from recall_lab.logger.base import Point, recording
 from recall_lab.messages import one_line
 from recall_lab.provenance import provenance
-from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current
+from recall_lab.run_log import log, logging_to
+from recall_lab.sweep import ATTEMPTS, FAILED, WORKER_OF, Sweep, current, stopping
 from recall_lab.train import Interrupted, Scores
 from recall_lab.workload import Outcome, Workspace
 
@@ -33,8 +33,6 @@ PARENT = os.getppid()
 
 PERIOD = 1.0
 """Seconds between two notes of a run's progress."""
-
-log = logging.getLogger("recall_lab")
 
 
 class Stopped(KeyboardInterrupt):
@@ -143,8 +141,7 @@ def _take(attempt: Attempt) -> float:
         attempt.note("died", error=f"its process was killed {ATTEMPTS} times")
         attempt.sweep.note(attempt.run.name, "died", f"{run} died: its process was killed {ATTEMPTS} times")
         return FAILED
-    for left in run.glob(".*.[0-9]*"):  # half-written files of a killed process
-        left.unlink(missing_ok=True)
+    remove_half_written(run, run / "weights")
     if attempt.before["state"] == "failed":
         (run / "checkpoint.pt").unlink(missing_ok=True)
     write_config(run, attempt.config)
@@ -186,7 +183,7 @@ def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
     device = machine.prepare(config["device"], config["threads"], config["deterministic"], attempt.job)
     attempt.facts["device"] = str(device)
     workload = build(config)
-    curve = _saved_curve(attempt.run / "checkpoint.pt")
+    checkpoint = attempt.run / "checkpoint.pt"
 
     def advance(point: Scores) -> None:
         stop.trained = float(point["seconds"])
@@ -199,22 +196,23 @@ def _outcome(attempt: Attempt, stop: "StopSignal") -> Outcome:
             with contextlib.suppress(OSError):  # a full disk ends the run where it would lose something
                 attempt.note("running")
 
-    with recording(loggers(config.get("logger", [])), config, attempt.run, curve) as logs:
-        outcome = workload.run(Workspace(attempt.run, device, advance, stop, progress))
+    space = Workspace(attempt.run, device, advance, stop, progress)
+    with recording(loggers(config.get("logger", [])), config, attempt.run, _saved_curve(checkpoint)) as logs:
+        try:
+            outcome = workload.run(space)
+        except Unusable as error:
+            log.warning("%s; it is deleted, and training starts from the beginning", str(error).partition(";")[0])
+            checkpoint.unlink()
+            outcome = workload.run(space)
         write_json(attempt.run / "rows.json", {"format": FORMAT, "rows": outcome.rows})
         logs.table(outcome.rows)
     return outcome
 
 
 def _saved_curve(checkpoint: Path) -> list[Point]:
-    """The points of the training curve in the checkpoint. One that cannot be read is deleted, so that the run does not
-    fail."""
-    if checkpoint.exists():
-        try:
-            return list(load(checkpoint, torch.device("cpu")).get("curve", []))
-        except ValueError as error:
-            log.warning("%s; it is deleted, and training starts from the beginning", str(error).partition(";")[0])
-            checkpoint.unlink()
+    """The points of the training curve in the checkpoint, if it can be read."""
+    with contextlib.suppress(OSError, Unusable):
+        return list(load(checkpoint, torch.device("cpu")).get("curve", []))
     return []
 
 
@@ -245,13 +243,13 @@ def orphaned() -> bool:
 
 @contextmanager
 def stop_signal(sweep: Sweep) -> Iterator[StopSignal]:
-    """While the block runs, SIGINT, SIGTERM and what a cluster sends stop the run at its next step. Only a main thread
-    gets signals."""
+    """While the block runs, the signals of `stopping` and of a cluster stop the run at its next step. Only a main
+    thread gets signals."""
     stop = StopSignal(sweep)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    old = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM, *_announcing())}
+    old = {number: signal.signal(number, stop.receive) for number in (*stopping(), *_announcing())}
     try:
         yield stop
     finally:
@@ -263,33 +261,6 @@ def _announcing() -> list[signal.Signals]:
     """The signals with which a cluster announces the end of a job's time: those that somebody listens to."""
     known = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
     return [number for number in known if callable(signal.getsignal(number))]
-
-
-class Warnings(logging.Handler):
-    """Collects the messages of warnings."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-@contextmanager
-def logging_to(path: Path) -> Iterator[list[str]]:
-    """While the block runs, recall_lab's log is written to the file. Yields a list that collects its warnings."""
-    file, warnings = logging.FileHandler(path, encoding="utf-8"), Warnings()
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for handler in (file, warnings):
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield warnings.messages
-    finally:
-        for handler in (file, warnings):
-            log.removeHandler(handler)
-        file.close()
 
 
 def now() -> str:

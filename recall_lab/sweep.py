@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from recall_lab import provenance
-from recall_lab.files import read_json, whole, write_json
+from recall_lab.files import read_json, remove_half_written, whole, write_json
 from recall_lab.folders import Config, busy, identity, status, title
 from recall_lab.messages import print_line
 
@@ -27,6 +28,9 @@ WORKER_OF = "RECALL_LAB_PID"
 ENDED = ("finished", "found", "incomplete", "failed", "interrupted", "skipped", "died")
 """Events that end a run, at least for this command."""
 
+HOUR = 3600.0
+"""Age in seconds from which a half-written file in a sweep's folder is that of a killed process: no lock tells."""
+
 PAUSE = 0.5
 """Seconds between two looks at a run that another process works on."""
 
@@ -38,6 +42,13 @@ FAILED = 1e9
 
 UNWRITTEN: list[dict[str, str]] = []
 """Events of this process that could not be written to the journal; a worker sends them to the command."""
+
+
+def stopping() -> list[signal.Signals]:
+    """The signals that stop a command, which then saves its runs: Ctrl-C, SIGTERM, and that of a terminal that is
+    closed, unless it is ignored (nohup)."""
+    hangup = [signal.SIGHUP] if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 class Sweep:
@@ -54,16 +65,18 @@ class Sweep:
         self.alive = FileLock(self.private / "alive", blocking=False)
 
     def begin(self) -> None:
-        """Creates the journal's folder, and removes those of commands that were killed. Called once, before any worker
-        starts, in the process of the command: that it lives is known by a lock."""
-        self.private.mkdir(parents=True, exist_ok=True)
+        """Creates the journal's folder, and removes what commands that were killed have left. Called once, before any
+        worker starts, in the process of the command: that it lives is known by a lock."""
         # A file system without locks: nothing is removed. The outer lock keeps a command that starts at the same time
         # from removing this journal before it is locked.
         with contextlib.suppress(OSError, NotImplementedError), FileLock(self.folder / ".lock", timeout=60):
+            for other in self.folder.glob(".sweep-*"):
+                with contextlib.suppress(Timeout), FileLock(other / "alive", blocking=False):
+                    shutil.rmtree(other, ignore_errors=True)
+            remove_half_written(self.folder, self.folder / "figure", least=HOUR)
+            self.private.mkdir(parents=True, exist_ok=True)
             self.alive.acquire()
-            for other in set(self.folder.glob(".sweep-*/alive")) - {Path(self.alive.lock_file)}:
-                with contextlib.suppress(Timeout), FileLock(other, blocking=False):
-                    shutil.rmtree(other.parent, ignore_errors=True)
+        self.private.mkdir(parents=True, exist_ok=True)
 
     def plan(self, jobs: dict[str, str]) -> None:
         """Keeps the runs that this command is going to start or has found: name → title."""
@@ -84,17 +97,18 @@ class Sweep:
         """
         if line:
             print_line(line)
-        if self.private.is_dir():
+        if self.name:
             noted = {"run": run, "event": event, "text": text, "line": line}
             lock = FileLock(self.private / "journal.lock", timeout=60)
             # On one machine appending is atomic. On a network file system two machines could write to the same place.
             with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks
-                lock.acquire()
+                if self.private.is_dir():  # otherwise the lock would create a folder that was removed
+                    lock.acquire()
             try:
                 with (self.private / "journal.jsonl").open("a", encoding="utf-8") as journal:
                     # Begins a line: a full disk may have cut the last one short.
                     journal.write("\n" + json.dumps(noted, ensure_ascii=False) + "\n")
-            except OSError:  # a full disk
+            except OSError:  # a full disk, or a folder that was removed
                 UNWRITTEN.append(noted)
             finally:
                 lock.release()

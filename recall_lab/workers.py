@@ -28,7 +28,8 @@ PATIENCE = 5.0
 """Seconds that a worker is given to end, before and after SIGTERM."""
 
 PROGRAM = """import signal
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the command tells its workers to stop
+for name in {"SIGINT", "SIGHUP"} & set(dir(signal)):  # of the terminal, to all; the command tells its workers to stop
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
 from recall_lab.runner import serve
 serve()"""
 """What a worker process runs."""

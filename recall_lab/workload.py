@@ -21,7 +21,7 @@ from recall_lab import checkpoint, data, optimization, train
 from recall_lab.checks import require, whole_number
 from recall_lab.files import write_json
 from recall_lab.folders import Row
-from recall_lab.measuring import Scoring, Workspace, probe_model, rows_of
+from recall_lab.measuring import Missing, Scoring, Workspace, probe_model
 from recall_lab.mixer.base import Mixer
 from recall_lab.mixer.layer import Layer
 from recall_lab.model import Model
@@ -53,7 +53,7 @@ class Outcome:
     loss: float = 0.0
     """The last validation loss; 0 where nothing was trained."""
     missing: list[str] = field(default_factory=list)
-    """One line for each probe that failed, and each metric that was not a finite number."""
+    """One line for each reason why probes failed or metrics were not finite numbers."""
 
 
 class Workload(ABC):
@@ -180,12 +180,12 @@ class AskOracle(Workload):
             f"oracle.{name}": value for name, value in dataclasses.asdict(self.oracle).items() if name != "gates"
         }
         rows: list[Row] = []
-        missing: list[str] = []
+        missing = Missing()
         for probe in (self.probe or {}).values():
-            rows += rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)), "", missing)
-        require(bool(rows), "; ".join(missing) or "the probes returned no rows")
+            rows += missing.rows_of(partial(probing.run_on_trace, probe, trace, copy.deepcopy(rng)))
+        require(bool(rows), "; ".join(missing.lines()) or "the probes returned no rows")
         rows = [{**columns, "split": "oracle", **row} for row in rows]
-        return Outcome(rows, f"{len(rows)} rows", missing=missing)
+        return Outcome(rows, f"{len(rows)} rows", missing=missing.lines())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ class ProbeRun(Workload):
             at = space.cells("probes", cells)
             found, failed = probe_model(self.probe, model, self.task, at, self.data_seed, self.test.probe_sequences)
             rows += [row if step is None else {**row, "step": step} for row in found]
-            missing += failed
+            missing += [line for line in failed if line not in missing]
         if self.swapped:
             rows += Scoring(self.task, cells, self.data_seed, "test", self.test.sequences_of).rows(model, space)
         return Outcome(rows, f"{len(rows)} rows", missing=missing)

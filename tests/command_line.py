@@ -53,8 +53,9 @@ def states(name: str) -> list[str]:
 
 
 def rows(name: str) -> dict[str, str]:
-    """Run → its rows as text: bit for bit."""
-    return {run.name: (run / "rows.json").read_text() for run in run_folders(name) if (run / "rows.json").exists()}
+    """Finished run → its rows as text: bit for bit."""
+    return {run.name: (run / "rows.json").read_text() for run in run_folders(name)
+            if folders.status(run)["state"] == "finished"}  # fmt: skip
 
 
 def run_probe(*arguments: str) -> int:
@@ -109,3 +110,11 @@ def started(process: subprocess.Popen, name: str, runs: int = 1) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
     raise AssertionError("no checkpoint in three minutes")
+
+
+def workers_of(process: subprocess.Popen) -> list[int]:
+    """The process ids of a command's workers."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "runner import serve"], capture_output=True, text=True, check=False
+    )
+    return [int(word) for word in found.stdout.split()]

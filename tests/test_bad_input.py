@@ -1,5 +1,7 @@
 """Impossible settings and settings without effect: refused in one line that says what is allowed."""
 
+from pathlib import Path
+
 import pytest
 from command_line import TINY, recall, shell
 
@@ -50,12 +52,29 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
     ],
 )
 def test_bad_input_gives_one_line(arguments, message, capsys):
-    assert recall(*TINY, *arguments) in (1, 2)
+    assert recall(*TINY, *arguments) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1, printed.err
     assert printed.err.startswith("recall-lab: ")
     assert message in printed.err
     assert printed.out == ""
+    assert not Path("outputs").exists()
+
+
+def test_impossible_jobs_of_one_reason_give_one_line_and_leave_nothing(capsys):
+    tiny = [word for word in TINY if not word.startswith("train.steps")]
+    for dry in (["--dry-run"], []):
+        assert recall(*dry, "-m", *tiny, "seed=range(0,3)", "train.steps=0") == 2
+        printed = capsys.readouterr().err
+        assert printed == "recall-lab: all 3 jobs: train.steps=0: must be a whole number of at least 1\n"
+    assert recall("-m", *tiny, "train.steps=0,-1", "skip_invalid=true") == 2
+    assert not Path("outputs").exists()
+    capsys.readouterr()
+    assert recall("-m", *tiny, "seed=0,1", "train.steps=0,1,-1", "skip_invalid=true", "hydra/launcher=basic") == 0
+    assert [line.partition(": must")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "recall-lab: seed=0 train.steps=0 and 1 other job: train.steps=0",
+        "recall-lab: seed=0 train.steps=-1 and 1 other job: train.steps=-1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +104,6 @@ def test_settings_of_a_users_own_folder_are_checked_and_known(tmp_path, content,
 def test_a_word_instead_of_a_number_is_refused():
     """In a separate process, because in this one the type checks of the tests would act first."""
     done = shell("run", *TINY, "train.steps=some")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "train.steps='some': must be a whole number of at least 1" in done.stderr
     assert done.stderr.count("\n") == 1

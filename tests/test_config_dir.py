@@ -140,7 +140,7 @@ def test_a_figure_that_cannot_be_imported_is_named_and_the_others_are_drawn(mine
 
 
 def test_without_the_folder_the_message_says_where_was_looked(mine, capsys):
-    assert recall("--config-dir", mine, *TINY, "mixer=doubled", "mixer._target_=nowhere.Doubled") == 1
+    assert recall("--config-dir", mine, *TINY, "mixer=doubled", "mixer._target_=nowhere.Doubled") == 2
     printed = capsys.readouterr().err
     assert f"No module named 'nowhere'; looked in {Path(mine).absolute()} and on the Python path" in printed
     assert printed.count("\n") == 1

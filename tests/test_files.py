@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import os
 import sys
 
 import pytest
@@ -48,7 +47,11 @@ def test_claim(tmp_path, monkeypatch):
         folders.claim(tmp_path / "foreign")
     with pytest.raises(folders.ForeignFolder, match="cannot write"):
         folders.claim(tmp_path / "foreign" / "file")
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+
+    def refused(**where):  # root may write anywhere
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(folders.tempfile, "TemporaryFile", refused)
     with pytest.raises(folders.ForeignFolder, match=r"cannot write to .*deep: Permission denied"):
         folders.claim(tmp_path / "new" / "deep")
 

@@ -11,6 +11,7 @@ from command_line import LONG, TINY, background, recall, run_folders, started, s
 
 from recall_lab import files, folders
 from recall_lab.cli import run
+from recall_lab.sweep import stopping
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -53,7 +54,7 @@ def test_a_signal_saves_a_checkpoint_from_which_the_run_is_resumed_exactly(numbe
 
 
 def test_a_second_signal_ends_the_command_at_once_with_the_status_of_that_signal():
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {number: signal.getsignal(number) for number in stopping()}
     try:
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt) as raised:
@@ -67,8 +68,19 @@ def test_a_second_signal_ends_the_command_at_once_with_the_status_of_that_signal
             signal.signal(number, handler)
 
 
+def test_a_closed_terminal_stops_a_command_unless_it_is_to_be_ignored():
+    """nohup ignores the signal."""
+    old = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert stopping() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert stopping() == [signal.SIGINT, signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_command_alone_stops_its_workers(number):
     with background("run", "-m", *TINY, *LONG, "seed=0,1", "hydra.launcher.n_jobs=2") as process:
         started(process, "long", runs=2)

@@ -1,132 +1,20 @@
-"""Nothing is lost or done twice: processes killed at random, damaged files, a full disk, several commands."""
+"""Nothing is lost: damaged, removed and half-written files, copied folders, a clock set back, SIGTERM."""
 
-import os
-import random
 import re
+import shutil
 import signal
-import subprocess
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from command_line import SERIAL, TINY, background, command, recall, rows, run_folders, states
+from command_line import SERIAL, TINY, recall, rows, run_folders, states
+from conftest import CPU
 
-from recall_lab import files, folders, report, runner
-from recall_lab.cli import plan
-from recall_lab.folders import add_command, commands
+from recall_lab import checkpoint, files, folders, report, runner
 from recall_lab.optimization import Stepper
 from recall_lab.sweep import Sweep
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
-
-SOME = ["train.steps=400", "train.validate_every=20", "train.solved=null"]
-SWEEP = ["run", "-m", *TINY, *SOME, "mixer=softmax,linear", "seed=0,1", "hydra.launcher.n_jobs=2"]
-"""Four runs of some seconds."""
-
-
-def undisturbed() -> dict[str, str]:
-    """The rows of the same sweep, one run after the other."""
-    words = [word for word in SWEEP[1:] if "n_jobs" not in word]
-    assert recall(*words, SERIAL, "name=alone") == 0
-    return rows("alone")
-
-
-def workers_of(process: subprocess.Popen) -> list[int]:
-    done = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "runner import serve"], capture_output=True, text=True, check=False
-    )
-    return [int(word) for word in done.stdout.split()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "command", "both"])
-def test_kill_at_random_moments(victim):
-    """After several rounds the results are those of an undisturbed sweep, bit for bit."""
-    rng = random.Random(victim)
-    for _ in range(5):
-        with background(*SWEEP, "name=hit") as process:
-            limit = time.monotonic() + rng.uniform(2, 12)
-            while time.monotonic() < limit and process.poll() is None:
-                time.sleep(0.05)
-            if victim in ("worker", "both"):
-                for pid in workers_of(process)[: 1 if victim == "worker" else 9]:
-                    os.kill(pid, signal.SIGKILL)
-            if victim in ("command", "both") and process.poll() is None:
-                os.kill(process.pid, signal.SIGKILL)
-            if victim == "worker":
-                assert process.wait(timeout=300) == 0, process.stderr.read()
-            elif process.poll() is None:
-                process.wait(timeout=60)
-            time.sleep(1)  # workers whose command is gone stop at their next step
-    assert recall(*SWEEP[1:], "name=hit") == 0
-    assert states("hit") == ["finished"] * 4
-    assert rows("hit") == undisturbed()
-    assert not list(Path("outputs/hit").rglob(".*.[0-9]*"))
-
-
-@pytest.mark.parametrize("words", [[], ["-m", SERIAL]], ids=["run", "sweep"])
-@pytest.mark.parametrize("state", ["finished", "running"])
-def test_two_processes_never_work_on_one_run(words, state, capsys, monkeypatch):
-    """A run of another process is left to it; if that ends without having finished the run, it is taken over."""
-    from filelock import FileLock
-
-    from recall_lab import sweep
-
-    assert recall(*TINY) == 0
-    (folder,) = run_folders("main")
-    facts = files.read_json(folder / "status.json")
-    files.write_json(folder / "status.json", facts | {"state": "running"})
-    before = (folder / "status.json").read_text()
-    lock = FileLock(folder / ".lock")
-
-    def other_process_ends(seconds):
-        assert (folder / "status.json").read_text() == before
-        files.write_json(folder / "status.json", facts | {"state": state})
-        lock.release()
-
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=other_process_ends))
-    capsys.readouterr()
-    with lock:
-        assert recall(*words, *TINY) == 0
-    printed = capsys.readouterr()
-    skipped, waiting, end, *_ = printed.out.splitlines()
-    assert "another process is working on it" in skipped
-    assert waiting == "waiting   for other processes to end their runs: 1"
-    assert end.startswith("found     " if state == "finished" else "finished  ")
-    assert printed.err == ""
-    assert states("main") == ["finished"]
-
-
-def test_a_failed_run_is_not_repeated_while_others_are_waited_for():
-    named = {"choice": {"mixer": "a", "task": "b"}}
-    jobs = [plan.Job((f"seed={seed}",), {"seed": seed, **named}, "failed") for seed in (0, 1, 1)]
-    Path("main").mkdir()
-    sweep = Sweep(Path("main"), "command")
-    sweep.begin()
-    assert plan.start(jobs, sweep) == [("seed=0",), ("seed=1",)]
-    for job, event in zip(jobs, ("failed", "skipped"), strict=False):
-        sweep.note(folders.identity(job.settings), event)
-    assert plan.start(jobs, sweep) == [("seed=1",)]
-    sweep.end()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2, 3])
-def test_commands_on_one_folder_share_the_runs(number):
-    """Every run is done once, and every command ends with all of them finished."""
-    processes = [subprocess.Popen(command(*SWEEP, "name=shared"), stderr=subprocess.PIPE, text=True)
-                 for _ in range(number)]  # fmt: skip
-    for process in processes:
-        _, error = process.communicate(timeout=600)
-        assert process.returncode == 0, error
-    assert states("shared") == ["finished"] * 4
-    for run in run_folders("shared"):
-        assert len(folders.status(run)["legs"]) == 1
-        assert (run / "run.log").read_text().count("INFO finished") == 1
-    assert rows("shared") == undisturbed()
-    assert not list(Path("outputs/shared").glob(".sweep-*"))
 
 
 def interrupt_after_five_steps(monkeypatch):
@@ -141,6 +29,65 @@ def interrupt_after_five_steps(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Stepper, "step", interrupted)
         assert recall(*TINY) == 130
+
+
+def test_a_checkpoint_of_another_version_is_deleted_and_the_run_starts_again(monkeypatch):
+    assert recall(*TINY, "name=alone") == 0
+    for change in (lambda saved: saved.pop("step"), lambda saved: saved.update(ema={}),
+                   lambda saved: saved["model"].popitem()):  # fmt: skip
+        interrupt_after_five_steps(monkeypatch)
+        (run,) = run_folders("main")
+        saved = checkpoint.load(run / "checkpoint.pt", CPU)
+        change(saved)
+        checkpoint.write(run / "checkpoint.pt", saved)
+        assert recall(*TINY) == 0
+        assert "another version wrote it; it is deleted, and training starts" in (run / "run.log").read_text()
+        assert rows("main") == rows("alone")
+        shutil.rmtree("outputs/main")
+
+
+def test_a_folder_that_is_removed_while_its_runs_go_on_fails_visibly(monkeypatch, capsys):
+    step = Stepper.step
+
+    def removing(self, value, number):
+        if number == 2:
+            shutil.rmtree("outputs/main")
+        return step(self, value, number)
+
+    monkeypatch.setattr(Stepper, "step", removing)
+    for words in ([], ["-m", SERIAL, "seed=0,1"]):
+        assert recall(*TINY, *words) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert lines
+        assert all(re.match(r"recall-lab: .*(No such file or directory|was not written by)", line) for line in lines), (
+            lines
+        )
+        assert not Path("outputs/main").exists()
+
+
+def test_a_copy_of_a_folder_in_use_is_a_folder_of_its_own(monkeypatch):
+    """As of cp -r to another machine while a run goes on: the copied journal, lock and half-written file do no harm."""
+    assert recall(*TINY, "name=alone") == 0
+    step = Stepper.step
+
+    def copying(self, value, number):
+        if number == 4:  # there is a checkpoint after three steps
+            (run,) = run_folders("main")
+            (run / ".status.json.4711").write_text("half")
+            shutil.copytree("outputs/main", "elsewhere/main")
+        return step(self, value, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "step", copying)
+        assert recall(*TINY) == 0
+    (copied,) = Path("elsewhere/main").glob("*/status.json")
+    assert files.read_json(copied)["state"] == "running"
+    assert len(list(Path("elsewhere/main").glob(".sweep-*"))) == 1
+    assert recall(*TINY, "root=elsewhere") == 0
+    facts = folders.status(copied.parent)
+    assert (facts["state"], len(facts["legs"])) == ("finished", 2)
+    assert (copied.parent / "rows.json").read_text() == rows("alone")[copied.parent.name]
+    assert not [*Path("elsewhere/main").glob(".sweep-*"), *copied.parent.glob(".*.[0-9]*")]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "status.json"])
@@ -206,35 +153,6 @@ def test_events_that_a_full_disk_refuses_are_kept_by_the_process(monkeypatch):
     assert sweep.last()["a"] == {"run": "a", "event": "failed", "text": "no space", "line": ""}
     sweep.end()
     assert sweep.events() == []
-
-
-def test_commands_that_start_together_are_all_kept(tmp_path):
-    """Each reads the list and writes it; a process in between would be lost."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: add_command(tmp_path, f"command {number}"), range(8)))
-    assert {each["command"] for each in commands(tmp_path)} == {f"command {number}" for number in range(8)}
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_finished_runs_whole():
-    """A tmpfs of 300 kB; where none can be mounted, the limit on the size of files stands for it (test_sweep.py)."""
-    Path("outputs").mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", "outputs"], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here")
-    try:
-        code = recall("-m", *TINY, "seed=range(0,12)", "hydra.launcher.n_jobs=2", "model.d_model=32")
-        assert code in (1, 2)
-        whole = [run for run in run_folders("main") if folders.status(run)["state"] == "finished"]
-        assert whole
-        for run in whole:
-            assert files.read_json(run / "rows.json")["rows"]
-    finally:
-        subprocess.run(["umount", "-l", "outputs"], check=True)
 
 
 @pytest.mark.slow

@@ -244,9 +244,9 @@ def test_a_run_from_the_command_line(capsys):
     (run,) = run_folders("refused")
     assert set(results.collect(run.parent)["metric"]) >= {"accuracy", "state_elements"}
     assert "probe gates, layer 0: needs queries, keys and values, which Module does not have" in capsys.readouterr().err
-    assert recall("oracle=random", "mixer=module", "probe=[cost]", "name=oracle") == 1
+    assert recall("oracle=random", "mixer=module", "probe=[cost]", "name=oracle") == 2
     assert "the oracle needs queries, keys and values, which Module does not have" in capsys.readouterr().err
-    assert recall(*TINY, "mixer=module", "mixer.layer._target_=os.system", "name=no") == 1
+    assert recall(*TINY, "mixer=module", "mixer.layer._target_=os.system", "name=no") == 2
     assert "mixer.layer._target_=os.system: must be a Module" in capsys.readouterr().err
 
 

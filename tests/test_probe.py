@@ -169,7 +169,9 @@ def undefined(trace, rng):
 
 def test_a_probe_that_fails_is_named_with_its_layer(rng):
     trace = replace(traced(pairs=4, d_key=4, reads=4), layer=3)
-    with pytest.raises(ProbeError, match=r"^probe fails, layer 3: RuntimeError: no such thing$"):
+    with pytest.raises(
+        ProbeError, match=r"^probe fails, layer 3: RuntimeError: no such thing \(.*/test_probe.py, line \d+\)$"
+    ):
         base.run_on_trace(partial(fails, lags=(1,)), trace, rng)
     with pytest.raises(
         ProbeError, match=r"^probe state_retention, layer 3: probe.state_retention.lags needs at least 4"

@@ -199,7 +199,7 @@ def test_the_oracle_is_a_run():
 
 
 def test_an_oracle_without_probes_is_refused(capsys):
-    assert recall("oracle=random", "mixer=linear") == 1
+    assert recall("oracle=random", "mixer=linear") == 2
     assert "an oracle without a probe measures nothing" in capsys.readouterr().err
 
 

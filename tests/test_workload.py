@@ -79,14 +79,14 @@ def test_a_setting_without_effect_on_training_is_refused(arguments, message, cap
 
 
 def test_variants_whose_options_only_shape_gates_are_refused_by_the_oracle(capsys):
-    assert recall(*ORACLE, "mixer=delta_rule/neg_eigval") == 1
+    assert recall(*ORACLE, "mixer=delta_rule/neg_eigval") == 2
     printed = capsys.readouterr().err
     assert "allow_neg_eigval" in printed
     assert "oracle.gates.beta" in printed
 
 
 def test_a_variant_with_positions_is_refused_by_the_oracle(capsys):
-    assert recall(*ORACLE, "mixer=softmax/rotary") == 1
+    assert recall(*ORACLE, "mixer=softmax/rotary") == 2
     assert "mixer.positions has no effect with the oracle" in capsys.readouterr().err
 
 
@@ -119,6 +119,25 @@ def test_a_probe_that_fails_does_not_affect_scores_and_other_probes(capsys):
     table = results.collect(Path("outputs/main"))
     assert "accuracy" in set(table["metric"])
     assert recall(*arguments, "probe.state_retention.lags=[1]") == 1  # the probe is repeated from the checkpoint
+
+
+def test_a_probe_of_ones_own_that_fails_is_named_once_with_file_and_line(capsys):
+    """It fails in each of two layers and five cells."""
+    Path("mine/probe").mkdir(parents=True)
+    Path("mine/unsound.py").write_text(
+        "import torch\n\n\n@torch.no_grad()\ndef unsound(trace, rng):\n    return {}[f'{trace.layer} {len(trace.q)}']\n"
+    )
+    Path("mine/probe/unsound.yaml").write_text("# @package probe.unsound\n_target_: unsound.unsound\n_partial_: true\n")
+    assert recall("--config-dir", "mine", *TINY, "mixer=linear", "model.layers=2", "probe=[unsound,retrieval]") == 1
+    (folder,) = run_folders("main")
+    place = Path("mine/unsound.py").absolute()
+    assert capsys.readouterr().err == (
+        f"recall-lab: {Path('outputs/main', folder.name)} is incomplete: probe unsound, layer 0: KeyError: '0 16' "
+        f"({place}, line 6) (cell {{'length': 4, 'pairs': 1}}), and 9 more times\n"
+    )
+    assert (folder / "run.log").read_text().count("Traceback") == 2  # the error, and the one that it caused
+    rows = files.read_json(folder / "rows.json")["rows"]
+    assert {row["probe"] for row in rows if row["split"] == "probe"} == {"retrieval"}
 
 
 def test_a_later_probe_that_fails_does_not_affect_the_others(capsys):

@@ -84,7 +84,7 @@ def launch(words: Iterable[str]) -> int:
     A new process, because Hydra keeps global state. Raises KeyboardInterrupt where the command was interrupted.
     """
     code = subprocess.run([sys.executable, "-m", "recall_lab", "run", *words], check=False).returncode
-    if code in (130, 143):
+    if code in (129, 130, 143):
         raise KeyboardInterrupt
     return code
 

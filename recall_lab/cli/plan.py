@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recall_lab.cli.base import job, sweep_folder
 from recall_lab.files import whole
 from recall_lab.folders import Config, identity, status, title
-from recall_lab.messages import ERRORS, counted, one_line, print_error, print_line
+from recall_lab.messages import counted, print_error, print_line
 from recall_lab.sweep import ENDED, Sweep
 from recall_lab.times import Times, in_words, made
 
@@ -99,29 +99,32 @@ def _job(words: Words, config: DictConfig, folder: Path) -> Job:
     if state == "finished" and not whole(folder / identity(settings) / "rows.json"):
         state = "to resume"
     if state != "finished":
-        from recall_lab.building import check
+        from recall_lab.building import problem
 
-        try:
-            check(settings)
-        except OmegaConfBaseException:
-            raise
-        except (*ERRORS, RuntimeError, TypeError, ArithmeticError, LookupError) as error:
-            return Job(words, settings, "impossible", one_line(error))
+        reason = problem(settings)
+        if reason:
+            return Job(words, settings, "impossible", reason)
     done, steps = facts.get("step", 0), settings.get("train", {}).get("steps", 1)
     return Job(words, settings, state, share=1 - min(1.0, done / steps) if state == "to resume" else 1.0)
 
 
 def refuse_impossible(found: Sequence[Job], skip: bool) -> int:
-    """Prints one line for each impossible job. Returns 2, the exit status of bad input, if there is one and it may not
-    be skipped, otherwise 0."""
-    wrong = [each for each in found if each.state == "impossible"]
-    for name, each in zip(describe(found), found, strict=True) if wrong else ():
+    """Prints one line for each reason why jobs are impossible. Returns 2, the exit status of bad input, if there is one
+    and they may not be skipped, or if no other job is left; otherwise 0."""
+    reasons: dict[str, list[str]] = {}
+    for name, each in zip(describe(found), found, strict=True):
         if each.problem:
-            print_error(f"{name}: {each.problem}")
-    if wrong and not skip:
-        others = "; skip_invalid=true runs the others" if len(wrong) < len(found) else ""
-        print_error(f"nothing was started; impossible jobs: {len(wrong)} of {len(found)}{others}")
-    return 2 if wrong and not skip else 0
+            reasons.setdefault(each.problem, []).append(name)
+    wrong = sum(map(len, reasons.values()))
+    if 1 < wrong == len(found) and len(reasons) == 1:
+        return print_error(f"all {wrong} jobs: {next(iter(reasons))}")
+    for reason, names in reasons.items():
+        others = f" and {counted(len(names) - 1, 'other job')}" if len(names) > 1 else ""
+        print_error(f"{names[0]}{others}: {reason}")
+    if wrong and (not skip or wrong == len(found)):
+        others = "; skip_invalid=true runs the others" if wrong < len(found) else ""
+        print_error(f"nothing was started; impossible jobs: {wrong} of {len(found)}{others}")
+    return 2 if wrong and (not skip or wrong == len(found)) else 0
 
 
 def start(found: Sequence[Job], sweep: Sweep) -> list[Words]:

@@ -188,7 +188,7 @@ def _measure(run: Path, jobs: list[Job], alone: bool) -> int:
     one failed; raises ValueError instead where it is the only one of the command."""
     from recall_lab import checkpoint, machine
     from recall_lab.building import build
-    from recall_lab.runner import logging_to
+    from recall_lab.run_log import logging_to
     from recall_lab.workload import ProbeRun, Workspace
 
     code, weights = 0, None

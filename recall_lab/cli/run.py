@@ -5,7 +5,8 @@ import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -17,6 +18,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from recall_lab import folders
 from recall_lab.checks import require
@@ -32,15 +34,16 @@ from recall_lab.cli.base import (
 )
 from recall_lab.display import Display
 from recall_lab.files import CONF, use, use_none
-from recall_lab.messages import ERRORS, print_error, print_line
-from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current
+from recall_lab.messages import ERRORS, one_line, print_error, print_line
+from recall_lab.sweep import ENVIRONMENT, WORKER_OF, Sweep, current, stopping
 
 DRY = "--dry-run"
 """The option that lists the jobs and starts none."""
 
 
 class Preflight(Callback):
-    """Before Hydra writes anything: settings that would be ignored are refused, and the output folder is claimed."""
+    """Before anything is written, refuses settings that would be ignored and jobs that are impossible; then claims the
+    output folder."""
 
     sweep: Sweep | None = None
     display: Display | None = None
@@ -52,35 +55,72 @@ class Preflight(Callback):
     """The command line, which the sweep's folder keeps."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Called by Hydra before a single run and before a sweep; exits with status 2 for settings that are refused."""
-        try:
-            HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
-            overrides = parse(list(config.hydra.overrides.task))  # a list, because reading an item can raise
-            swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
-            _refuse_swept([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
-            searched = config.hydra.runtime.choices["hydra/sweeper"] == "optuna"
-            require(config.hydra.mode != RunMode.RUN or not searched, "hydra/sweeper=optuna has no effect without -m")
-            refuse(config, overrides)
-            _refuse_cluster_without_sweep(config)
-            sized(None, None, _root_=config)
+        """Called by Hydra before a single run; exits with status 2 for settings that are refused."""
+        with _refusing():
+            _check_settings(config)
+            _refuse_impossible(config)
+            Preflight.begin(config)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Called by Hydra before a sweep; exits with status 2 for settings that are refused. The sweeper of this
+        package checks the jobs and calls `begin`."""
+        with _refusing():
+            _check_settings(config)
+            if config.hydra.runtime.choices.get("hydra/sweeper") != "unfinished" and not Preflight.dry:
+                Preflight.begin(config)
+
+    @staticmethod
+    def begin(config: DictConfig) -> Sweep:
+        """Claims the folder and shows what goes on in it; nothing where the app runs again, after other processes."""
+        if Preflight.sweep is None:
             folder = sweep_folder(config)
-            if Preflight.dry:  # the sweeper lists the jobs
-                if folder.is_dir() and any(folder.iterdir()):
-                    folders.claim(folder)
-                return
             folders.claim(folder, [str(name) for name in config.select])
             experiment = experiment_files(config)[:1]
             folders.add_command(folder, Preflight.command, "".join(map(leading_comment, experiment)))
-            if Preflight.sweep is None:  # otherwise the app runs again, after other processes
-                Preflight.sweep, Preflight.report = current(folder), bool(config.report)
-                Preflight.sweep.begin()
-                Preflight.display = Display(Preflight.sweep)
-                Preflight.display.start()
-        except ERRORS as error:
-            # Hydra turns a callback's exceptions into warnings; it lets this one through.
-            raise SystemExit(print_error(error)) from error
+            Preflight.sweep, Preflight.report = current(folder), bool(config.report)
+            Preflight.sweep.begin()
+            Preflight.display = Display(Preflight.sweep)
+            Preflight.display.start()
+        return Preflight.sweep
 
-    on_multirun_start = on_run_start
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Hydra turns a callback's exceptions into warnings; it lets SystemExit through."""
+    try:
+        yield
+    except ERRORS as error:
+        raise SystemExit(print_error(error)) from error
+
+
+def _check_settings(config: DictConfig) -> None:
+    """Raises ValueError for settings that would be ignored, and for a folder that holds other files."""
+    HydraConfig.instance().set_config(config)  # so that ${hydra:…} can be resolved
+    overrides = parse(list(config.hydra.overrides.task))  # a list, because reading an item can raise
+    swept = [override.get_key_element() for override in overrides if override.is_sweep_override()]
+    _refuse_swept([*swept, *(str(key) for key in config.hydra.sweeper.get("params") or {})])
+    searched = config.hydra.runtime.choices["hydra/sweeper"] == "optuna"
+    require(config.hydra.mode != RunMode.RUN or not searched, "hydra/sweeper=optuna has no effect without -m")
+    refuse(config, overrides)
+    _refuse_cluster_without_sweep(config)
+    sized(None, None, _root_=config)
+    folder = sweep_folder(config)
+    if folder.is_dir() and any(folder.iterdir()):
+        folders.claim(folder)
+
+
+def _refuse_impossible(config: DictConfig) -> None:
+    """Raises ValueError where a single run is impossible here. A finished run is not checked: that imports torch."""
+    try:
+        settings = job(config, sweep_folder(config))
+    except OmegaConfBaseException:  # a setting that is known when the job starts
+        return
+    if folders.status(sweep_folder(config) / folders.identity(settings))["state"] != "finished":
+        from recall_lab import building, machine
+
+        reason = building.problem(settings)
+        require(not reason, reason)
+        machine.available(config.device)
 
 
 def _refuse_swept(swept: list[str]) -> None:
@@ -132,7 +172,7 @@ def main(arguments: list[str]) -> int:
         options.append("-m")  # a single run is listed like a sweep
     sys.argv = ["recall-lab run", *options, *with_options_swept(words)]
     Preflight.sweep, Preflight.display, Preflight.command = None, None, shlex.join(["recall-lab", "run", *arguments])
-    old = {number: signal.signal(number, _stop_all) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, _stop_all) for number in stopping()}
     try:
         code = _launch()
         return code if code or Preflight.sweep is None else finish(Preflight.sweep, Preflight.report)
@@ -221,7 +261,7 @@ def _launch() -> int:
 
 def _stop_all(number: int, frame: FrameType | None) -> None:
     """The first signal makes all runs save checkpoints before this process ends; a second signal ends it at once."""
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in stopping():
         signal.signal(each, _end_at_once)
     if Preflight.sweep is not None:
         Preflight.sweep.ask_to_stop()
@@ -240,12 +280,16 @@ def finish(sweep: Sweep, wanted: bool) -> int:
     for line in dict.fromkeys(line for event in last.values() if event["event"] == "finished"
                               for line in event["text"].splitlines()):  # fmt: skip
         print_line(f"note: {line}")
-    if wanted and any(run.has_rows for run in folders.runs(sweep.folder)):
-        from recall_lab import report
+    try:
+        if wanted and any(run.has_rows for run in folders.runs(sweep.folder)):
+            from recall_lab import report
 
-        made = report.make(sweep.folder)
-        print_line(made.text)
-        code = 1 if made.failed else 0
+            made = report.make(sweep.folder)
+            print_line(made.text)
+            code = 1 if made.failed else 0
+    except ERRORS as error:
+        print_error(f"no report: {one_line(error)}")
+        code = 1
     for name, event in last.items():
         if event["event"] not in ("finished", "found"):
             print_error(event["text"] or f"{sweep.folder / name} died: its process was killed")

@@ -8,10 +8,14 @@ and values. rng is a numpy generator. Options are keyword arguments, set in conf
 
 import inspect
 import math
+import re
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
@@ -32,10 +36,12 @@ Probe = Callable[..., list[Row]]
 class ProbeError(ValueError):
     """A probe failed, or some of its rows are not finite. The message names the probe, the layer and the cause."""
 
-    def __init__(self, message: str, rows: Sequence[Row] = ()) -> None:
+    def __init__(self, message: str, rows: Sequence[Row] = (), cause: str = "") -> None:
         super().__init__(message)
         self.rows = list(rows)
         """The rows of the probe without the ones that hold a number that is not finite."""
+        self.cause = cause or re.sub(r", layer \d+", "", message, count=1)
+        """Equal where the same probe fails for the same reason, in whichever layer and cell."""
 
 
 def run(probes: Iterable[Probe], model: nn.Module, batch: Batch, rng: np.random.Generator) -> list[Row]:
@@ -72,7 +78,8 @@ def run_on_trace(probe: Probe, trace: AnyTrace, rng: np.random.Generator) -> lis
         what = "outputs" if part == output else "inputs"
         if bad:
             raise ProbeError(
-                f"{title}: the {what} {part} of {mixer} hold {bad} numbers of {x.numel()} that are not finite"
+                f"{title}: the {what} {part} of {mixer} hold {bad} numbers of {x.numel()} that are not finite",
+                cause=f"{name(probe)}: {what} {part} of {mixer}",
             )
     return _rows(probe, title, trace, rng)
 
@@ -125,7 +132,9 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
             require(number and isinstance(row.get("metric"), str), f"{row}: must have a metric and a number as value")
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ProbeError(f"{title}: {kind}{error}") from error
+        place = _place(probe, error)
+        cause = f"{name(probe)}: {kind}{place}" if place else ""
+        raise ProbeError(f"{title}: {kind}{error}{place}", cause=cause) from error
     sound: list[Row] = []
     faults: dict[str, str] = {}
     for row in rows:
@@ -138,6 +147,16 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
         listed = "; ".join(f"metric {metric}: {fault}" for metric, fault in faults.items())
         raise ProbeError(f"{title}: {listed}", sound)
     return rows
+
+
+def _place(probe: Probe, error: Exception) -> str:
+    """Where in its folder a user's own probe has raised the error: " (mine/overlap.py, line 17)"; "" for others."""
+    folder = Path(inspect.unwrap(_function(probe)).__code__.co_filename).parent
+    if folder == Path(__file__).parent:
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+    return f" ({inside[-1].filename}, line {inside[-1].lineno})" if inside else ""
 
 
 def _plain(x: Any) -> Any:
@@ -157,9 +176,13 @@ def takes_any(probe: Probe) -> bool:
 
 def name(probe: Probe) -> str:
     """The name of the probe's function, also where functools.partial binds its options."""
+    return _function(probe).__name__
+
+
+def _function(probe: Probe) -> FunctionType:
     while isinstance(probe, partial):
         probe = probe.func
-    return probe.__name__
+    return cast(FunctionType, probe)
 
 
 def positions(trace: Trace, after: Sequence[float | int]) -> list[int]:

@@ -3,6 +3,7 @@
 The unit is the time that Python takes to import torch, measured in the same way: a process of its own.
 """
 
+import os
 import resource
 import shutil
 import subprocess
@@ -72,6 +73,26 @@ def test_the_next_job_of_a_worker_starts_quickly(tmp_path):
     gaps = [(later[0] - earlier[1]).total_seconds() for earlier, later in pairwise(spans)]
     print(f"\n{min(gaps):.2f} s to {max(gaps):.2f} s from one job to the next")
     assert sorted(gaps)[len(gaps) // 2] < 0.3
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_two_workers_take_little_more_than_half_the_time(tmp_path):
+    """Wall time from the first start of a run to the last end, over the sum of the seconds that runs take alone. Other
+    processes must leave two cores free. RECALL_LAB_RUNS=64 does more runs."""
+    number = int(os.environ.get("RECALL_LAB_RUNS", "8"))
+    words = ["run", "-m", *SMALL[1:], "train.steps=600", "train.solved=null", "model.d_model=32", "train.tokens=2048"]
+    spans = {}
+    for name, jobs, runs in (("alone", 1, 2), ("shared", 2, number)):
+        recall(*words, f"seed=range(0,{runs})", f"hydra.launcher.n_jobs={jobs}", f"name={name}", folder=tmp_path)
+        facts = [folders.status(path.parent) for path in tmp_path.glob(f"outputs/{name}/*/status.json")]
+        spans[name] = [(datetime.fromisoformat(each["started"]).timestamp(), each["seconds"]) for each in facts]
+    alone = sum(seconds for _, seconds in spans["alone"]) / 2
+    begun = min(start for start, _ in spans["shared"])
+    wall = max(start + seconds for start, seconds in spans["shared"]) - begun
+    print(
+        f"\n{number} runs of {alone:.1f} s: {wall / (number * alone):.2f} of their sum, load {os.getloadavg()[0]:.1f}"
+    )
+    assert wall < 0.55 * number * alone
 
 
 def test_a_job_is_checked_quickly():
