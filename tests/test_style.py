@@ -96,13 +96,15 @@ def test_order_is_that_of_mechanisms_then_of_numbers():
 
 def test_blocks_hold_at_most_ten_series():
     series = [f"linear d_key={number}" for number in range(1, 24)]
-    found = style.blocks(series)
+    found = base.blocks(series)
     assert [len(block) for block in found] == [8, 7, 8]
     assert [name for block in found for name in block] == series
-    assert style.blocks(["linear"]) == [["linear"]]
+    assert base.blocks(["linear"]) == [["linear"]]
     four = [f"{mixer} heads={heads}" for mixer in ("softmax", "linear", "delta_rule") for heads in (1, 2, 4, 8)]
-    assert style.blocks(four) == [four[:8], four[8:]]
-    assert style.blocks([]) == []
+    assert base.blocks(four) == [four[:8], four[8:]]
+    eleven = [f"mixer{letter}" for letter in "abcdefghijk"]
+    assert [len(block) for block in base.blocks(eleven)] == [6, 5]
+    assert base.blocks([]) == []
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
 def _figure(title: str, rows: pd.DataFrame, factor: str) -> Figure:
     points = _pooled(rows, factor)
     looks = style.looks(points["series"])
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     text, law = LAWS.get(factor, ("", None))
     note = "\n".join(filter(None, (base.replicates(points, "bars"), text)))
     height = max(2.3, *(legends.height(part, note) for part in parts))

@@ -1,6 +1,7 @@
 """Operations on tables that figures share: series along an axis, panels per parameter, equal series, notes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
 
 import numpy as np
 import pandas as pd
@@ -90,3 +91,28 @@ def replicates(points: pd.DataFrame, drawn: str = "") -> str:
     count = f"{least}" if least == most else f"{least} to {most}"
     name = results.interval_name(points["runs"])
     return f"mean of {count} seeds" + (f"; {drawn}: {name}{' interval' * name.endswith('%')}" if drawn else "")
+
+
+def blocks(series: Iterable[str], most: int = style.MOST) -> list[list[str]]:
+    """The ordered series in as few groups of at most `most` as possible, the largest as small as possible.
+
+    Only a mechanism with more series than that is split between groups.
+    """
+    names = style.ordered(series)
+    fewest = len(_filled(names, most))
+    return next(made for size in range(1, most + 1) if len(made := _filled(names, size)) == fewest)
+
+
+def _filled(names: list[str], most: int) -> list[list[str]]:
+    """Groups of at most `most`, each filled before the next one begins."""
+    parts: list[list[str]] = []
+    for _, group in groupby(names, key=style.mechanism):
+        own = list(group)
+        count = -(-len(own) // most)
+        edges = [round(len(own) * part / count) for part in range(count + 1)]
+        for start, stop in pairwise(edges):
+            if parts and len(parts[-1]) + stop - start <= most:
+                parts[-1] += own[start:stop]
+            else:
+                parts.append(own[start:stop])
+    return parts

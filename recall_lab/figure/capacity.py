@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = average(rows, ["series", "metric", "oracle.d_key", "pairs"])
     among = " or ".join(f"{value:.0f}" for value in sorted(rows["oracle.candidates"].unique().tolist()))
     title = f"points: {base.replicates(points, 'bars')}\n{among} candidates\nsolid lines: theory\ndotted: no theory"
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     height = max(3.6, *(legends.height([shown[name] for name in part], title) for part in parts))
     with style.style():
         made, axes = style.grid(2 * len(parts), len(widths), height * len(parts), sharex=True, sharey="row")
@@ -45,6 +45,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
                             _series(ax, line, law, metric, looks[name], width)
                     _axes(ax, points.loc[here, "pairs"] / width, metric)
                 row[0].set_ylabel(LABELS[metric])
+                if metric == "error":
+                    row[0].set_ylim(bottom=-0.01)  # when all columns are drawn: they share the axis
             labels = {name: shown[name] for name in part}
             legends.series(axes[2 * block, -1], labels, looks, title)
         for ax, width in zip(axes[0], widths, strict=True):
@@ -80,7 +82,6 @@ def _axes(ax: Axes, load: pd.Series, metric: str) -> None:
         style.accuracy_axis(ax)
     else:
         ax.set_yscale("symlog", linthresh=0.1, linscale=0.4)
-        ax.set_ylim(-0.01, None)
         ax.yaxis.set_major_locator(FixedLocator([0, 0.1, 0.3, 1, 3, 10]))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

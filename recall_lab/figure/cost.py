@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     looks = style.looks(total["series"])
     labels = {name: f"{name}: {_exponents(points, name, panels)}" for name in looks}
     title = f"exponents of n, in panel order\n{base.replicates(points)}, d_key = {rows['d_key'].max():.0f}"
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     lines = 2 if len(panels) > 3 else 1
     columns = -(-len(panels) // lines)
     height = max(1.9 * lines, *(legends.height(part, title) for part in parts))

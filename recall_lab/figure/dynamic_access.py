@@ -27,7 +27,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     shown = base.alike(rows, ["metric", "d_key", "tokens"])
     looks = style.looks(shown)
     points = average(rows, ["series", "metric", "d_key", "tokens"])
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     note = f"points: {base.replicates(points)}\ngrey: bound for a read-out\nlinear in the query"
     height = max(2.1 * len(widths), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():

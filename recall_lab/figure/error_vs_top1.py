@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     both = top1.merge(error, on=at, suffixes=("_top1", "_error")).sort_values("pairs")
     title = "along a path: more pairs\nlarge marker: 2 d_key pairs\n"
     title += f"errors below {LEAST:g}: at the left edge\npoints: {base.replicates(top1)}"
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     height = max(2.6, *(legends.height([shown[name] for name in part], title) for part in parts))
     with style.style():
         made, axes = style.grid(len(parts), len(widths), height * len(parts), sharex=True, sharey=True)

@@ -77,7 +77,7 @@ def _figure(task: str, rows: pd.DataFrame, points: pd.DataFrame, chance: float |
     notes = [base.replicates(points, "bars"), *(["thin: coverage law of a window"] if laws else []),
              *(["hollow: published"] if published else [])]  # fmt: skip
     note = "\n".join(notes)
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     height = max(2.8, *(legends.height(part, note) for part in parts))
     longest = f" at n = {rows['task.length'].max():g}" if "task.length" in rows else ""
     count = len(rows.drop_duplicates([name for name in rows if name.startswith("task.")]))

@@ -30,7 +30,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     """
     for task, points in rates(table).groupby("task"):
         looks = style.looks(points["series"])
-        parts = style.blocks(looks)
+        parts = base.blocks(looks)
         note = base.replicates(points, "bars")
         continuous = bool((table.loc[table["task"] == task, "metric"] == "r2").any())
         marks = sorted(set(points.loc[points["chosen"], "edge"].tolist()))

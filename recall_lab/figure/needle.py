@@ -28,7 +28,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     points = summarise(tested, ["series", DEPTH, LENGTH], ("accuracy",))
     depths, lengths = sorted(tested[DEPTH].unique().tolist()), sorted(tested[LENGTH].unique().tolist())
     trained = table[table["split"] == "validation"].groupby("series")[LENGTH].max()
-    parts = style.blocks(tested["series"], heatmap.across(len(lengths)))
+    parts = base.blocks(tested["series"], heatmap.across(len(lengths)))
     columns = max(map(len, parts))
     with style.style():
         height = 0.8 + len(parts) * len(rows) * (0.2 * len(depths) + 0.25)

@@ -29,7 +29,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
         return
     rows = base.facets(tested, base.free(tested, [WIDTH, PAIRS]))
     points = summarise(tested, ["series", WIDTH, PAIRS], ("accuracy",))
-    parts = style.blocks(tested["series"], min(3, heatmap.across(tested[WIDTH].nunique())))
+    parts = base.blocks(tested["series"], min(3, heatmap.across(tested[WIDTH].nunique())))
     columns = max(map(len, parts))
     with style.style():
         made, axes = style.grid(len(parts) * len(rows), columns, 0.6 + 2 * len(parts) * len(rows), width=style.PAGE)

@@ -42,7 +42,7 @@ def _figure(part: pd.DataFrame, title: str) -> Figure:
     points["age + 1"] = points["age"] + 1
     note = f"{'no bars: few answers' if few.all() else base.replicates(points[~few], 'bars')}\n"
     note += "dashed: theory\nfilled triangle: half-life\nhollow: predicted lifetime"
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     height = max(2.3 * len(layers), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():
         made, axes = style.grid(len(layers) * len(parts), 2, height * len(parts) + 0.2, sharex=True, sharey=True)

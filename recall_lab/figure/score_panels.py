@@ -29,7 +29,7 @@ def draw_panels(subject: str, axis: str, panels: dict[str, pd.DataFrame], averag
     labels = _labels(everything, list(looks))
     label = axis.removeprefix("task.")
     note = f"{base.replicates(points, 'bars')}\ndotted: chance\nin brackets: state size (elements)"
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     lines = -(-len(panels) // ACROSS)
     columns = -(-len(panels) // lines)
     height = max(2.0 * lines, *(legends.height(part, note) for part in parts))

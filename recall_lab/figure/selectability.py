@@ -24,7 +24,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     looks = style.looks(shown)
     points = average(rows, ["series", "d_key", "subset"])
     note = base.replicates(points, "bars")
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     height = max(2.3, *(legends.height([shown[name] for name in part], note) for part in parts))
     with style.style():
         made, axes = style.grid(len(parts), len(widths), height * len(parts), sharey=True)

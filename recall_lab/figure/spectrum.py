@@ -29,7 +29,7 @@ def _figure(task: str, last: pd.DataFrame, ranks: pd.DataFrame) -> Figure:
     shown = base.alike(ranks, ["layer", "position"])
     looks = style.looks(shown)
     values, points = average(last, ["series", "layer", "index"]), average(ranks, ["series", "layer", "position"])
-    parts = style.blocks(shown)
+    parts = base.blocks(shown)
     note = base.replicates(points)
     height = max(2.2 * len(layers), *(legends.height([shown[name] for name in one], note) for one in parts))
     with style.style():

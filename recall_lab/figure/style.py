@@ -4,7 +4,6 @@ import colorsys
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 import matplotlib as mpl
@@ -138,21 +137,6 @@ def _shade(colour: str, number: int, count: int) -> Colour:
         luma = [np.dot(colorsys.hls_to_rgb(hue, one, saturation), (0.299, 0.587, 0.114)) for one in lights]
         light = float(np.interp(0.16 + 0.5 * number / (count - 1), luma, lights))
     return colorsys.hls_to_rgb(hue, light, saturation)
-
-
-def blocks(series: Iterable[str], most: int = MOST) -> list[list[str]]:
-    """The ordered series in groups of at most `most`; only a mechanism with more series is split between groups."""
-    parts: list[list[str]] = []
-    for _, own in groupby(ordered(series), key=mechanism):
-        names = list(own)
-        count = -(-len(names) // most)
-        edges = [round(len(names) * part / count) for part in range(count + 1)]
-        for start, stop in pairwise(edges):
-            if parts and len(parts[-1]) + stop - start <= most:
-                parts[-1] += names[start:stop]
-            else:
-                parts.append(names[start:stop])
-    return parts
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from recall_lab.figure import legends, style
+from recall_lab.figure import base, legends, style
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
@@ -14,7 +14,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     curves = table[(table["split"] == "validation") & (table["metric"] == "curve_accuracy")]
     for task, part in curves.groupby("task"):
         looks = style.looks(part["series"])
-        parts = style.blocks(looks)
+        parts = base.blocks(looks)
         height = max(2.3, *(legends.height(names) for names in parts))
         with style.style():
             made, axes = style.grid(len(parts), 1, height * len(parts), sharex=True, sharey=True)

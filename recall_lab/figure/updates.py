@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, Figure]]:
     chance = table.loc[table["metric"] == "chance", "value"].max()
     looks = style.looks(points["series"])
     cells = list(points.groupby(["task.length", "task.pairs"]))
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     note = f"{base.replicates(points, 'bars')}\ndashed: equal weight on all\nvalues of a key\ndotted: chance"
     height = max(2.3, *(legends.height(names, note) for names in parts))
     with style.style():

@@ -35,7 +35,7 @@ def _figure(part: pd.DataFrame, title: str, width: float) -> Figure:
     points = average(part, ["series", "statistic", "tokens"])
     looks = style.looks(points["series"])
     note = f"median and middle 90 % of queries\n{base.replicates(points)}\ndotted: theory"
-    parts = style.blocks(looks)
+    parts = base.blocks(looks)
     height = max(2.5, *(legends.height(names, note) for names in parts))
     with style.style():
         made, axes = style.grid(len(parts), 2, height * len(parts), sharey=True)
