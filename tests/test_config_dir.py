@@ -189,6 +189,7 @@ def test_list_names_what_it_cannot_read(mine):
     assert "  other                    Made elsewhere.\n" in found
 
 
+@pytest.mark.slow
 def test_own_rates_are_read_and_written_in_the_folder(mine):
     before = base.RATES.read_text("utf-8")
     files.use(mine)

@@ -94,6 +94,7 @@ def settings(*overrides: str) -> dict:
     return resolved(compose([*TINY, *overrides]), {"task": "mqar", "mixer": "softmax"})
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_the_run_resumed(monkeypatch, capsys):
     """The first one is killed as soon as it has started the run."""
     made = pool(monkeypatch)

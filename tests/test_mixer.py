@@ -20,10 +20,20 @@ def assert_holds(finding: Finding) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_all_forms_agree(name, options, form):
+def test_all_forms_agree(name, options):
     """Outputs, states and gradients of the complete module, in float64 and float32."""
-    assert_holds(form(build(name, **options), LENGTHS))
+    assert_holds(parallel_equals_recurrence(build(name, **options), LENGTHS))
+
+
+@every_mechanism
+def test_a_sequence_can_be_split(name):
+    assert_holds(split_equals_whole(build(name), LENGTHS))
+
+
+@pytest.mark.slow
+@every_case
+def test_a_sequence_can_be_split_with_any_options(name, options):
+    assert_holds(split_equals_whole(build(name, **options)))
 
 
 @pytest.mark.slow

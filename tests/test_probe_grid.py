@@ -35,6 +35,7 @@ def written(name: str = "grid") -> dict[Path, str]:
     return {path: path.read_text("utf-8") for path in Path("outputs", name).glob("*/probe-*.json")}
 
 
+@pytest.mark.slow
 def test_every_combination_is_measured_once(calls, capsys):
     assert recall("-m", *RUNS, "mixer=softmax", "seed=0,1") == 0
     calls.clear()

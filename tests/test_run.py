@@ -141,7 +141,7 @@ def test_a_worker_whose_command_was_killed_starts_no_further_run(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["rows.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["rows.json", pytest.param("config.yaml", marks=pytest.mark.slow)])
 def test_a_finished_run_that_lost_a_file_is_repeated(name):
     assert recall(*TINY) == 0
     (folder,) = run_folders("main")

@@ -136,6 +136,7 @@ def test_a_job_of_a_parallel_sweep_equals_the_same_run_alone():
     assert {folders.status(folder)["threads"] for folder in run_folders("sweep")} == {1}
 
 
+@pytest.mark.slow
 def test_kill_and_rerun(monkeypatch):
     """After kill −9 in a sweep, finished runs are kept and the others resume from their checkpoints."""
     assert recall(*TINY, "name=long") == 0
