@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from recall_lab import __main__ as main
 from recall_lab import results
 from recall_lab.cli import show
-from recall_lab.cli.base import compose, resolved
+from recall_lab.cli.base import compose, parse, quoted, resolved
 from recall_lab.cli.probe import changed
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -245,3 +245,12 @@ def test_probe_from_within_a_run_folder(no_figures, monkeypatch, capsys):
     assert run_probe(".", "probe=retrieval") == 0
     assert list(Path().glob("probe-*.json"))
     assert Path("../report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["/a/b-c_d.x/e", "../out/x", "1/2", "a b", "it's", "null", "true", "", "/ä/ö", "a,b/c"]
+)
+def test_a_quoted_text_is_read_as_it_is(text):
+    """In quotes only where it must be: a command is shown with the folder in it."""
+    assert parse([f"root={quoted(text)}"])[0].value() == text
+    assert ("'" in quoted(text)) == (text not in ("/a/b-c_d.x/e", "../out/x", "1/2"))

@@ -1,5 +1,6 @@
 """Used by several commands: composing the configuration with Hydra, and reading overrides with Hydra's own parser."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -129,7 +130,9 @@ def part_of(key: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """The text as a quoted string of Hydra's override grammar."""
+    """The text as a string of Hydra's override grammar, in quotes unless it is a plain path."""
+    if re.fullmatch(r"[\w.-]*(/[\w.-]+)+", text, re.ASCII):
+        return text
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
