@@ -82,6 +82,12 @@ main()
 """`recall-lab`, with 50 ms more for every batch: a run of few steps lasts until a signal arrives."""
 
 
+def _heed_signals() -> None:
+    """Tests that run in the background or under nohup ignore these signals, and a new process would inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def background(*arguments: str, slowed: bool = False) -> Iterator[subprocess.Popen]:
     """Runs `recall-lab …` in a separate process group, which is always killed in the end."""
@@ -91,8 +97,7 @@ def background(*arguments: str, slowed: bool = False) -> Iterator[subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # If the tests themselves run in the background, they ignore Ctrl-C, and the new process would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_heed_signals,
     )
     try:
         yield process

@@ -67,7 +67,7 @@ def test_a_disk_that_is_full_when_the_report_is_made(disk):
     before = rows("main")
     done = shell(*words)
     assert done.returncode == 1
-    assert done.stderr == "recall-lab: no report: cannot write outputs/main/table.parquet: No space left on device\n"
+    assert done.stderr == "recall-lab: no report: cannot write outputs/main/settings.parquet: No space left on device\n"
     assert rows("main") == before
     full.unlink()
     done = shell(*words)
