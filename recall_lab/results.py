@@ -125,13 +125,13 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def _with_columns(columns: dict[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """The rows with those of their run's columns that concern them."""
+    """The rows with those of their run's columns that concern them. Lists become JSON, as in the settings."""
 
     @cache
     def concerning(probe: str | None, split: str | None) -> dict[str, Any]:
         return {name: value for name, value in columns.items() if concerns(name, probe, split)}
 
-    return [concerning(row.get("probe"), row.get("split")) | row for row in rows]
+    return [concerning(row.get("probe"), row.get("split")) | flatten(row) for row in rows]
 
 
 def _superseded(available: Iterable[Run]) -> list[tuple[Run, Run]]:

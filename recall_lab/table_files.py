@@ -94,10 +94,11 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def _arrow(table: pd.DataFrame) -> pa.Table:
-    """The table in Arrow's types. Missing values are null, columns of mixed types text."""
+    """The table in Arrow's types. Missing values are null; columns of mixed types, or of numbers beyond 64 bits, text."""
     for name in table.columns:
         present = table[name].dropna()
-        if present.map(type).nunique() > 1:
+        too_large = present.dtype == object and any(isinstance(x, int) and x.bit_length() > 63 for x in present)
+        if present.map(type).nunique() > 1 or too_large:
             table = table.assign(**{name: present.map(str).reindex(table.index).astype(object)})
     return pa.Table.from_pandas(table, preserve_index=False).replace_schema_metadata()
 

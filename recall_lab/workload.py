@@ -264,4 +264,5 @@ def _keep(model: nn.Module, path: Path) -> None:
 
 def _check_seeds(seed: int, data_seed: int) -> None:
     whole_number("seed", seed, least=0)
+    require(seed < 2**64, f"seed={seed}: must be below 2**64")
     whole_number("data_seed", data_seed, least=0)

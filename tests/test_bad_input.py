@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         (["train.cells=[{pears: 2}]"], "MQAR has no parameter 'pears'"),
         (["root=/proc/nowhere"], "cannot write to /proc/nowhere"),
         (["seed=-1"], "seed=-1: must be a whole number"),
+        (["seed=18446744073709551616"], "seed=18446744073709551616: must be below 2**64"),
         (["train.cells=[]"], "must hold at least one cell, or be null"),
         (["test.cells=[{length: 16}, {length: 16}]"], "and occur once"),
         (["train.steps=true"], "train.steps=True: must be a whole number"),

@@ -240,3 +240,13 @@ def test_a_setting_with_numbers_and_words_is_saved_as_text(tmp_path):
     read = table_files.read(tmp_path / "t.parquet")["mixer.decay"]
     assert read[:2].tolist() == ["learned", "0.9"]
     assert read.isna().tolist() == [False, False, True, True]
+
+
+def test_parameters_of_a_task_may_be_lists_and_numbers_of_any_size(tmp_path):
+    cells = [{"length": 16, "gaps": gaps, "bits": bits} for gaps, bits in (([1, 2], 2**70), ([3], 1))]
+    finished(tmp_path / "sweep", "a", composed(), [*rows(*cells), STEPS])
+    table = results.collect(tmp_path / "sweep")
+    table_files.save(table, tmp_path, csv=True)
+    again = table_files.read(tmp_path)
+    assert known(again["task.gaps"]) == known(table["task.gaps"]) == ["[1, 2]", "[1, 2]", "[3]", "[3]", None]
+    assert known(again["task.bits"]) == [str(2**70), str(2**70), "1", "1", None]

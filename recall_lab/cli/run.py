@@ -5,6 +5,7 @@ import secrets
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -89,7 +90,9 @@ def _refusing() -> Iterator[None]:
     """Hydra turns a callback's exceptions into warnings; it lets SystemExit through."""
     try:
         yield
-    except ERRORS as error:
+    except Exception as error:
+        if not isinstance(error, ERRORS):
+            traceback.print_exc()
         raise SystemExit(print_error(error)) from error
 
 

@@ -32,6 +32,12 @@ from recall_lab.task.base import IGNORE, Batch
 
 Probe = Callable[..., list[Row]]
 
+OF_THE_RUN = frozenset(
+    "experiment run series mixer trained_as task seed data_seed split "
+    "git torch numpy python version device threads seconds".split()
+)
+"""Columns of the table on the run of a row: a probe's rows cannot have columns of these names."""
+
 
 class ProbeError(ValueError):
     """A probe failed, or some of its rows are not finite. The message names the probe, the layer and the cause."""
@@ -130,6 +136,8 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
         for row in rows:
             number = isinstance(row.get("value"), int | float)
             require(number and isinstance(row.get("metric"), str), f"{row}: must have a metric and a number as value")
+            taken = [column for column in row if "." in column or column in OF_THE_RUN]
+            require(not taken, f"column {', '.join(taken)}: this name, or one with a dot, is of a column of the run")
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         place = _place(probe, error)
