@@ -78,7 +78,7 @@ class Optuna(BasicSweeper):
     def _searches(self, overrides: list[Override]) -> tuple[list["Search"], list[list[str]]]:
         """A search for each combination of the listed values, and the words of each combination of seeds."""
         from recall_lab.checks import require
-        from recall_lab.folders import REPLICATES
+        from recall_lab.folders import CIRCUMSTANCES, REPLICATES
         from recall_lab.search import Search
 
         intervals: dict[str, Interval] = {}
@@ -89,6 +89,7 @@ class Optuna(BasicSweeper):
             value = override.value()
             if isinstance(value, IntervalSweep):
                 require(name not in REPLICATES, f"{override.input_line}: a seed is not searched; give a list of seeds")
+                require(name not in CIRCUMSTANCES, f"{override.input_line}: no result depends on {name}")
                 intervals[name] = _interval(name, value)
             else:
                 intervals.pop(name, None)  # the last one given counts, as in any sweep

@@ -94,7 +94,7 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def _arrow(table: pd.DataFrame) -> pa.Table:
-    """The table in Arrow's types. Missing values are null; columns of mixed types, or of numbers beyond 64 bits, text."""
+    """The table in Arrow's types. Missing values are null; mixed types, and numbers beyond 64 bits, text."""
     for name in table.columns:
         present = table[name].dropna()
         too_large = present.dtype == object and any(isinstance(x, int) and x.bit_length() > 63 for x in present)

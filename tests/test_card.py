@@ -190,6 +190,9 @@ def test_the_mechanisms_of_a_card_stand_out():
     assert looks["softmax"].marker == plain["softmax"].marker
     assert min(looks["softmax"].colour) > 0.6 > max(plain["softmax"].colour)
     assert style.looks(names) == plain
+    with emphasis.emphasis(["hybrid"]):
+        named = ["hybrid", "hybrid heads=2", "hybrid(delta_rule, softmax) heads=2", "hybrid/new", "hybrids"]
+        assert [emphasis.emphasised(name) for name in named] == [True, True, True, False, False]
     assert list(base.alike(rows, ["x"])) == ["softmax", "linear"]
 
 

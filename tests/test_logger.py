@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,18 @@ def test_what_is_wrong_with_a_logger_is_told_before_anything_starts(own, monkeyp
     }.items():
         assert recall("--config-dir", "mine", *TINY, *words) == 2
         assert line in capsys.readouterr().err
+    assert not Path("outputs").exists()
+
+
+def test_an_unforeseen_error_before_the_start_ends_the_command(own, capsys):
+    """Hydra would make a warning of it, and start the run without a report."""
+    Path("mine/own.py").write_text(OWN + "\n    def check(self): raise KeyError('unforeseen')\n")
+    sys.modules.pop("own", None)
+    for several in ([], ["-m"]):
+        assert recall(*own, *several, *TINY) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("Traceback")
+        assert error.endswith("recall-lab: KeyError: 'unforeseen'\n")
     assert not Path("outputs").exists()
 
 

@@ -79,6 +79,7 @@ def test_whole_numbers_are_searched():
             "train.lr: an interval may have the tag log only",
         ),
         (["hydra/sweeper=optuna", "seed=int(interval(0, 9))"], "a seed is not searched"),
+        (["hydra/sweeper=optuna", "threads=int(interval(1, 2))"], "no result depends on threads"),
         (["hydra/sweeper=optuna", "name=interval(0, 9)"], "a sweep over name"),
         (["hydra/sweeper=optuna", RATE, "train.lr=0.1"], "train.lr is given twice"),
         (["hydra/sweeper=optuna", RATE, "hydra.sweeper.trials=0"], "hydra.sweeper.trials=0: must be a whole number"),

@@ -18,8 +18,8 @@ def emphasis(mixers: Collection[str]) -> Iterator[None]:
 
 
 def emphasised(series: str) -> bool:
-    """Whether a series ("MIXER" or "MIXER key=value …") is one of an emphasised mixer."""
-    return any(f"{series} ".startswith(f"{mixer} ") for mixer in _MIXERS.get())
+    """Whether a series ("MIXER", "MIXER key=value …" or "hybrid(PARTS) …") is one of an emphasised mixer."""
+    return any(f"{series} ".startswith((f"{mixer} ", f"{mixer}(")) for mixer in _MIXERS.get())
 
 
 def toned(series: str, colour: tuple[float, float, float]) -> tuple[float, float, float]:

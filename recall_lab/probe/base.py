@@ -32,9 +32,9 @@ from recall_lab.task.base import IGNORE, Batch
 
 Probe = Callable[..., list[Row]]
 
-OF_THE_RUN = frozenset(
-    "experiment run series mixer trained_as task seed data_seed split "
-    "git torch numpy python version device threads seconds".split()
+OF_THE_RUN = (
+    *("experiment", "run", "series", "mixer", "trained_as", "task", "seed", "data_seed", "split"),
+    *("git", "torch", "numpy", "python", "version", "device", "threads", "seconds"),
 )
 """Columns of the table on the run of a row: a probe's rows cannot have columns of these names."""
 
