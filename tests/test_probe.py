@@ -13,7 +13,6 @@ from mixers import LINEAR_IN_V
 from probes import mixer, traced, value
 from tables import undocumented
 
-from recall_lab import table_files
 from recall_lab.mixer.base import Trace
 from recall_lab.mixer.delta_rule import DeltaRule
 from recall_lab.mixer.softmax import Softmax
@@ -197,19 +196,6 @@ def test_rows_hold_plain_numbers(rng):
             return [wrong]
 
         with pytest.raises(ProbeError, match=r"probe odd, layer 0: .*must have a metric and a number as value"):
-            base.run_on_trace(odd, trace, rng)
-
-
-def test_a_probe_has_no_column_of_the_name_of_one_of_its_run(rng):
-    """Otherwise the report would look for another run, or make a series of it."""
-    assert {"probe", *base.OF_THE_RUN} == {*table_files.FIRST, *table_files.FACTS}
-    trace = traced(DeltaRule, pairs=4, d_key=8, reads=8)
-    for column in ("run", "seconds", "mixer.heads"):
-
-        def odd(trace, rng, column=column):
-            return [{"metric": "a", "value": 1.0, column: 1}]
-
-        with pytest.raises(ProbeError, match=rf"^probe odd, layer 0: column {column}: this name"):
             base.run_on_trace(odd, trace, rng)
 
 

@@ -9,6 +9,7 @@ import yaml
 from conftest import CONF, names
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import traced
 from sweep_folder import composed, finished
 from tables import undocumented
 
@@ -17,6 +18,7 @@ from recall_lab import card as cards
 from recall_lab import files, folders, results, table_files
 from recall_lab.building import ineffective_mixer_options
 from recall_lab.mixer.base import Mixer
+from recall_lab.probe import base as probing
 from recall_lab.series import condition, series
 
 STEPS = {"split": "validation", "metric": "steps", "value": 900}
@@ -250,3 +252,15 @@ def test_parameters_of_a_task_may_be_lists_and_numbers_of_any_size(tmp_path):
     again = table_files.read(tmp_path)
     assert known(again["task.gaps"]) == known(table["task.gaps"]) == ["[1, 2]", "[1, 2]", "[3]", "[3]", None]
     assert known(again["task.bits"]) == [str(2**70), str(2**70), "1", "1", None]
+
+
+@pytest.mark.parametrize("column", ["run", "seconds", "mixer.heads"])
+def test_a_probe_has_no_column_of_the_name_of_one_of_its_run(column, rng):
+    """Otherwise a report would look for another run, or make a series of its rows."""
+    assert {"probe", *probing.OF_THE_RUN} == {*table_files.FIRST, *table_files.FACTS}
+
+    def odd(trace, rng):
+        return [{"metric": "a", "value": 1.0, column: 1}]
+
+    with pytest.raises(probing.ProbeError, match=rf"^probe odd, layer 0: column {column}: this name"):
+        probing.run_on_trace(odd, traced(pairs=2, d_key=4, reads=2), rng)
