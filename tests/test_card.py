@@ -168,6 +168,9 @@ def test_numbers():
     assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index(), ["mine"])) == ["mine", "linear"]
     assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index())) == ["linear", "mine"]
     assert cards.grid(cards.numbers(replace(part, numbers=[]), table, LR)).empty
+    probed = table[table["split"] == "test"].assign(split="probe", probe="retrieval", value=0.0)
+    both = pd.concat([table, probed.assign(**{"probe.retrieval.values": 9})], ignore_index=True)
+    pd.testing.assert_frame_equal(cards.numbers(part, both, LR), cards.numbers(part, table, LR))
 
 
 def test_intervals_are_left_out_on_request():
