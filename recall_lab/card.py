@@ -5,7 +5,7 @@ about. The table has the columns of `results.collect`, the runs selected on vali
 names the revision, the versions and the machine that it was measured with.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -209,10 +209,17 @@ def _rows(number: Number, table: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def grid(found: pd.DataFrame, order: Sequence[str] = (), part: bool = True, intervals: bool = True) -> pd.DataFrame:
-    """The numbers as text, one row per number and one column per series: those of the card's own runs, then the others.
+def grid(
+    found: pd.DataFrame,
+    order: Sequence[str] = (),
+    first: Container[str] = (),
+    part: bool = True,
+    intervals: bool = True,
+) -> pd.DataFrame:
+    """The numbers as text, one row per number and one column per series.
 
     order  series in the order of their columns; others follow by name
+    first  series that come before all others
     part   whether the index names the part of the card as well
     """
     if found.empty:
@@ -223,13 +230,8 @@ def grid(found: pd.DataFrame, order: Sequence[str] = (), part: bool = True, inte
     ]
     keys = ["part", "number"]
     made = found.assign(text=texts).pivot(index=keys, columns="series", values="text").fillna("")
-    known, own = [*order], own_series(found)
-    names = sorted(made, key=lambda name: (name not in own, known.index(name) if name in known else len(known), name))
+    known = [*order]
+    names = sorted(made, key=lambda name: (name not in first, known.index(name) if name in known else len(known), name))
     rows = found[keys].drop_duplicates().itertuples(index=False, name=None)
     ordered = made.loc[list(rows), names].rename_axis(columns=None)
     return ordered if part else ordered.droplevel("part")
-
-
-def own_series(found: pd.DataFrame) -> set[str]:
-    """The series of the card's own runs, among the numbers of a part."""
-    return set(found.loc[found[ORIGIN].str.contains(OWN), "series"])

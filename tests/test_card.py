@@ -161,12 +161,12 @@ def test_numbers():
     assert found["runs"].eq(2).all()
     assert found["git"].xs("mine", level="series").eq("new").all()
     assert found["origin"].xs("linear", level="series").eq(cards.PACKAGE).all()
-    grid = cards.grid(found.reset_index())
+    grid = cards.grid(found.reset_index(), first={"mine"})
     assert list(grid) == ["mine", "linear"]
     assert list(grid.index) == [("Recall", "long"), ("Recall", "longest"), ("Recall", "all")]
     assert grid.loc[("Recall", "all"), "mine"] == "0.375"
-    assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index(), ["mine"])) == ["mine", "linear"]
-    assert list(cards.grid(found.assign(origin=cards.PACKAGE).reset_index())) == ["linear", "mine"]
+    assert list(cards.grid(found.reset_index(), ["mine"])) == ["mine", "linear"]
+    assert list(cards.grid(found.reset_index())) == ["linear", "mine"]
     assert cards.grid(cards.numbers(replace(part, numbers=[]), table, LR)).empty
     probed = table[table["split"] == "test"].assign(split="probe", probe="retrieval", value=0.0)
     both = pd.concat([table, probed.assign(**{"probe.retrieval.values": 9})], ignore_index=True)

@@ -20,7 +20,7 @@ from recall_lab.cli.check import combinations, examined
 from recall_lab.cli.experiments import Job, Measured, effective, measured, options, run_one
 from recall_lab.cli.rates import GRID, best, validation_scores
 from recall_lab.contract.base import Finding
-from recall_lab.figure.emphasis import emphasis
+from recall_lab.figure.emphasis import emphasis, emphasised
 from recall_lab.files import replacing, use
 from recall_lab.messages import counted, print_error, print_line
 from recall_lab.page import attempt
@@ -43,6 +43,11 @@ class Request:
         """What the options add to the name of a mixer, as a variant: /decay=0.9."""
         words = [word.partition("=") for word in self.options]
         return "/" + ",".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in words) if words else ""
+
+    @property
+    def about(self) -> list[str]:
+        """The names of the mixers in figures and tables."""
+        return [name + self.suffix for name in self.mixers]
 
     @property
     def folder(self) -> Path:
@@ -116,9 +121,9 @@ def card(words: Sequence[str], config_dir: str | None = None) -> int:
     for name in spec.experiments:
         found |= attempt(failed, f"experiment {name}", _measured, name, asked, failed)
     require(bool(found), f"{asked.folder}: no experiment has results")
-    return _write(
-        spec, asked, contract, found, failed, shlex.join(["recall-lab", "card", *options(config_dir), *words])
-    )
+    command = shlex.join(["recall-lab", "card", *options(config_dir), *words])
+    with emphasis(asked.about):
+        return _write(spec, asked, contract, found, failed, command)
 
 
 def _examined(mixer: str, asked: Request) -> Iterator[tuple[str, list[Finding]]]:
@@ -227,10 +232,9 @@ def _write(
         numbers = next(attempt(failed, f"numbers of {part.title}", _numbers, part, table, over), pd.DataFrame())
         every += [numbers] if len(numbers) else []
         prefix = f"{part.experiment}-"
-        with emphasis([name + asked.suffix for name in asked.mixers]):
-            pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
+        pictures = list(page.pictures(asked.folder / "figure", table, table, failed, part.figures, prefix))
         notes = list(attempt(failed, f"notes on {part.title}", _notes, part, spec, table, found[part.experiment]))
-        sections.append(Section(part, cards.grid(numbers, spec.beside, part=False), pictures, notes))
+        sections.append(Section(part, cards.grid(numbers, spec.beside, _about(numbers), part=False), pictures, notes))
     rows = pd.concat([table.assign(experiment=name) for name, table in tables.items()], ignore_index=True)
     table_files.save(rows, asked.folder)
     numbers = pd.concat(every, ignore_index=True) if every else cards.numbers(spec.parts[0], pd.DataFrame(), ())
@@ -238,16 +242,17 @@ def _write(
         numbers.to_csv(temporary, index=False)
     checks = [(title, sum(one.holds is True for one in own), [one for one in own if one.failed])
               for title, own in contract.items()]  # fmt: skip
+    grid = cards.grid(numbers, spec.beside, _about(numbers), intervals=False)
     path = page.write(
         asked.folder,
         "card",
         {
-            "title": f"Memory card: {', '.join(name + asked.suffix for name in asked.mixers)}",
+            "title": f"Memory card: {', '.join(asked.about)}",
             "command": command,
             "checks": checks,
-            "mixers": [name + asked.suffix for name in asked.mixers],
-            "own": len(cards.own_series(numbers)),
-            "numbers": cards.grid(numbers, spec.beside, intervals=False),
+            "mixers": asked.about,
+            "own": len(_about(numbers)),
+            "numbers": grid,
             "revisions": sorted(set(numbers.loc[numbers[cards.ORIGIN] == cards.PACKAGE, "git"])),
             "sections": sections,
             "commands": {name: list(attempt(failed, f"commands of {name}", folders.commands, own.folder))
@@ -256,7 +261,7 @@ def _write(
             "failed": failed,
         },
     )  # fmt: skip
-    print_line(f"\n{cards.grid(numbers, spec.beside, intervals=False).to_string()}\n\nreport: {path}")
+    print_line(f"\n{grid.to_string()}\n\nreport: {path}")
     for failure in failed:
         print_error(failure)
     return 1 if failed else 0
@@ -282,3 +287,8 @@ def _notes(part: Part, spec: Card, table: pd.DataFrame, own: Measured) -> Iterat
     if part.experiment not in spec.here and spec.beside and not (table[cards.ORIGIN] == cards.PACKAGE).any():
         yield "the package has no results of built-in mechanisms with these settings"
     yield from fairness.notes(own.chosen, own.every)
+
+
+def _about(numbers: pd.DataFrame) -> set[str]:
+    """The series that the card is about, among those in the numbers."""
+    return set(filter(emphasised, numbers["series"])) if len(numbers) else set()
