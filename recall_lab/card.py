@@ -122,7 +122,7 @@ def collect(paths: Iterable[str | Path], experiments: Sequence[str]) -> pd.DataF
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], keys=range(len(parts)), names=["part"])
     table = table.reset_index("part").reset_index(drop=True)
     table = table[table["part"] == table.groupby(["experiment", "run"])["part"].transform("max")]
-    table = table[~table["metric"].isin(UNUSED)].drop(columns=["part", "series"], errors="ignore")
+    table = table[~table["metric"].isin(UNUSED)].drop(columns=["part", "series", "trained_to_end"], errors="ignore")
     for name in table.columns:  # a column of int and float objects would be saved as text
         if set(table[name].dropna().map(type)) == {int, float}:
             table[name] = table[name].astype(float)
