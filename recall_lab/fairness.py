@@ -61,7 +61,8 @@ def trained_to_end(chosen: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     runs = _runs(table)
     found = []
-    for (task, name), part in chosen[chosen["run"].isin(runs.index)].groupby(["task", "series"]):
+    scores = chosen[chosen["run"].isin(runs.index) & (chosen["split"] == "validation")]  # not those of later probes
+    for (task, name), part in scores.groupby(["task", "series"]):
         own = runs.loc[part["run"].unique()]
         steps = own[STEPS].max()
         gain, half = next((found for found in (_gain(own, runs, 2), _gain(own, runs, 0.5)) if found), (np.nan, np.nan))

@@ -105,8 +105,19 @@ def run_rows(run: Run) -> list[Row]:
     for path in sorted(run.path.glob("probe-*.json")):
         later = _read_rows(path, "columns")
         own = {name: value for name, value in columns.items() if not name.startswith(("mixer.", "probe."))}
-        rows += _with_columns(own | later["columns"], later["rows"])
+        own |= later["columns"]
+        if "trained_as" in own:
+            own |= _of_the_trained_mixer(columns, own)
+        rows += _with_columns(own, later["rows"])
     return rows
+
+
+def _of_the_trained_mixer(trained: Row, own: Row) -> Row:
+    """Settings of a run's mixer that another one, put in its place, has not or has other values of, as trained_mixer.*:
+    two runs that differ in one of them are not averaged.
+    """
+    names = [name for name in trained if name.startswith("mixer.") and not name.endswith("_")]
+    return {f"trained_{name}": trained[name] for name in names if own.get(name) != trained[name]}
 
 
 def _read_rows(path: Path, *more: str) -> dict[str, Any]:

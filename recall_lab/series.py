@@ -53,13 +53,17 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     columns = [
         c for c in columns if c != "trained_as" and not any(a in table and table[c].equals(table[a]) for a in axis)
     ]
+    # Last, after `trained_as`, which the name has already: they are named where they tell weights of one mixer apart.
+    of_weights = [c for c in columns if c.startswith("trained_mixer.")]
+    columns = [c for c in columns if c not in of_weights]
+    columns += ["trained_as", *of_weights] if of_weights else []
     text = pd.DataFrame({name: _text(table[name]) for name in columns}, index=table.index)
     parts = [name for name in columns if _names_a_part(name)]
     for _, rows in table.groupby(groups, dropna=False, sort=False):
         # The brackets of a hybrid name its parts, unless two modules have the same name.
         bracketed = mixers[rows.index].nunique() == len(text.loc[rows.index, parts].drop_duplicates())
         for column in _distinguishing(text.loc[rows.index].drop_duplicates()):
-            if column in parts and bracketed:
+            if column == "trained_as" or (column in parts and bracketed):
                 continue
             word = _word(column, columns)
             label = {key: f" {word}={value}" for key, value in _shortened(rows[column].dropna()).items()}

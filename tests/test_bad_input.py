@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
         (["train.solved=-1"], "train.solved=-1: must be a number of at least 0"),
         (["name=null"], "name=None: must be the name of a folder"),
         (["name=''"], "name=: must be the name of a folder"),
+        (["name=../other"], "name=../other: must be a folder in root=outputs; give another root="),
         (["name=größe"], """name=größe: cannot be read; a value with"""),
         (["report=maybe"], "report='maybe': must be true or false"),
         (["select=null"], "select=None: must be a list of settings"),

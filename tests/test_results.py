@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from sweep_folder import write
 
-from recall_lab import results
+from recall_lab import files, results
 
 
 def table(*runs: dict) -> pd.DataFrame:
@@ -139,3 +140,17 @@ def test_one_run_has_the_interval_of_its_row():
     assert without[["low", "high"]].to_numpy().tolist() == [[0.5, 0.5]]
     two = results.average(scores({"a": [0.5, 0.7]}).assign(low=0.3, high=0.6), ["group"])
     assert two[["low", "high"]].to_numpy().tolist() == [[0.5, 0.7]]
+
+
+def test_weights_that_were_trained_differently_are_not_averaged(tmp_path):
+    """Another mixer on the weights of two settings of the trained one makes two series."""
+    for heads in (1, 2):
+        run = write(tmp_path, mixer="window", heads=heads)
+        columns = {"mixer": "top_k", "mixer.budget": 8, "trained_as": "window"}
+        row = {"split": "test", "metric": "accuracy", "value": heads / 4, "task.length": 16}
+        files.write_json(run / "probe-a.json", {"columns": columns, "rows": [row]})
+    table = results.collect(tmp_path)
+    swapped = table[table["mixer"] == "top_k"].set_index("series")["value"].to_dict()
+    assert swapped == {f"top_k trained_as=window trained_mixer.heads={heads}": heads / 4 for heads in (1, 2)}
+    with pytest.raises(ValueError, match="would mix runs of different settings"):
+        results.summarise(table[table["mixer"] == "top_k"], ["mixer"])

@@ -168,6 +168,8 @@ def sweep_folder(config: DictConfig) -> Path:
     for key, value in parts.items():
         text = isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip()
         require(bool(text), f"{key}={value}: must be the name of a folder")
+        inside = key != "name" or not {"..", "/"} & {*Path(str(value)).parts}
+        require(inside, f"name={value}: must be a folder in root={config.root}; give another root=…")
     return Path(*map(str, parts.values()))
 
 
