@@ -137,7 +137,7 @@ def _rows(probe: Probe, title: str, *arguments: object) -> list[Row]:
             number = isinstance(row.get("value"), int | float)
             require(number and isinstance(row.get("metric"), str), f"{row}: must have a metric and a number as value")
             taken = [column for column in row if "." in column or column in OF_THE_RUN]
-            require(not taken, f"column {', '.join(taken)}: columns that describe the run have such names; choose another one")
+            require(not taken, f"column {', '.join(taken)}: columns of the run have such names; choose another")
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         place = _place(probe, error)
