@@ -262,5 +262,7 @@ def test_a_probe_has_no_column_of_the_name_of_one_of_its_run(column, rng):
     def odd(trace, rng):
         return [{"metric": "a", "value": 1.0, column: 1}]
 
-    with pytest.raises(probing.ProbeError, match=rf"^probe odd, layer 0: column {column}: this name"):
+    with pytest.raises(
+        probing.ProbeError, match=rf"^probe odd, layer 0: column {column}: columns of the run have such names"
+    ):
         probing.run_on_trace(odd, traced(pairs=2, d_key=4, reads=2), rng)
