@@ -113,8 +113,9 @@ def run_rows(run: Run) -> list[Row]:
 
 
 def _of_the_trained_mixer(trained: Row, own: Row) -> Row:
-    """Settings of a run's mixer that another one, put in its place, has not or has other values of, as trained_mixer.*:
-    two runs that differ in one of them are not averaged.
+    """The settings with which the weights were trained, as trained_mixer.*, where the measured mixer differs in them.
+
+    trained, own  the columns of the run, and those of the rows measured with another mixer
     """
     names = [name for name in trained if name.startswith("mixer.") and not name.endswith("_")]
     return {f"trained_{name}": trained[name] for name in names if own.get(name) != trained[name]}
@@ -136,7 +137,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def _with_columns(columns: dict[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """The rows with those of their run's columns that concern them. Lists become JSON, as in the settings."""
+    """The rows, each with the columns of its run that concern it. Lists become JSON, as in the settings."""
 
     @cache
     def concerning(probe: str | None, split: str | None) -> dict[str, Any]:

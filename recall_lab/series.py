@@ -53,7 +53,7 @@ def series(table: pd.DataFrame, axis: Sequence[str] = ()) -> pd.Series:
     columns = [
         c for c in columns if c != "trained_as" and not any(a in table and table[c].equals(table[a]) for a in axis)
     ]
-    # Last, after `trained_as`, which the name has already: they are named where they tell weights of one mixer apart.
+    # They come last, after `trained_as`: only differences between weights of one trained mixer are to be named.
     of_weights = [c for c in columns if c.startswith("trained_mixer.")]
     columns = [c for c in columns if c not in of_weights]
     columns += ["trained_as", *of_weights] if of_weights else []

@@ -125,6 +125,13 @@ def test_twice_the_steps_are_compared_at_the_chosen_rate():
     assert found["linear steps=100"] == ("unknown", NOTHING, NOTHING)
 
 
+def test_rows_of_later_probes_are_no_series_of_their_own():
+    made = table({"score": 0.5})
+    probed = made.assign(split="probe", series="linear order=1")
+    both = pd.concat([made, probed], ignore_index=True)
+    pd.testing.assert_frame_equal(trained_to_end(both, both), trained_to_end(made, made))
+
+
 def test_runs_without_training_have_no_end():
     made = table({"score": 0.5}).drop(columns=["train.steps", "schedule.total_iters"])
     assert trained_to_end(made, made).empty
